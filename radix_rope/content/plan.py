@@ -1,0 +1,111 @@
+"""What a plan is: runs to copy from donors, rows to compute, and the options behind them.
+
+Owns the plain data. May not know how a plan is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radix_rope.content.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What a plan may reuse. Raises ValueError on values that make no sense."""
+
+    min_run_tokens: int = 64
+    """A run that would reuse fewer tokens is computed instead; at least 1."""
+    recompute_tokens: int = 16
+    """Tokens at the head of each run that are computed, to repair context; at least 0."""
+    recompute_all: bool = False
+    """Compute the runs too, each as a row of its own: splits the forward but reuses nothing."""
+    max_generations: int | None = None
+    """Approximate donors with more generations are not used; 0: exact donors only; None: all."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        if self.min_run_tokens < 1:
+            raise ValueError(f"min_run_tokens is {self.min_run_tokens}, it must be at least 1")
+        if self.recompute_tokens < 0:
+            raise ValueError(f"recompute_tokens is {self.recompute_tokens}, it must be at least 0")
+        if self.max_generations is not None and self.max_generations < 0:
+            raise ValueError(
+                f"max_generations is {self.max_generations}, it must be at least 0, or None for "
+                "no limit"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DonorPiece:
+    """`length` tokens from `offset` on within one segment.
+
+    Valid until that segment is split or removed: resolve it to slots at once, or lock the node.
+    """
+
+    segment: Segment
+    offset: int
+    length: int
+
+    @property
+    def donor_begin(self) -> int:
+        """Absolute position on the donor's path of the first token."""
+        return self.segment.start + self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Request positions [begin, end) whose KV is taken from the donor, the head already left out.
+
+    `donor_begin` is the donor's absolute position of `begin`. `left_context_tokens` counts the
+    tokens before `begin` that equal the donor's, the computed head included, up to 512.
+    """
+
+    begin: int
+    end: int
+    donor_begin: int
+    pieces: tuple[DonorPiece, ...]
+    left_context_tokens: int
+
+    @property
+    def delta(self) -> int:
+        """How far the keys move: request position minus donor position."""
+        return self.begin - self.donor_begin
+
+    def __len__(self) -> int:
+        """Tokens in it."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Request positions [begin, end) to compute: one row of the forward batch."""
+
+    begin: int
+    end: int
+
+    def __len__(self) -> int:
+        """Tokens in it."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class ReusePlan:
+    """Runs and rows, each ascending, that partition the extend range [begin, end)."""
+
+    begin: int
+    end: int
+    runs: tuple[Run, ...]
+    rows: tuple[Row, ...]
+    options: PlanOptions = PlanOptions()
+    must_compute: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens whose KV is copied."""
+        return sum(len(run) for run in self.runs)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that go through the model."""
+        return sum(len(row) for row in self.rows)

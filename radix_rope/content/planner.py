@@ -1,0 +1,261 @@
+"""The planner: from the runs a request shares with the tree to what is copied and what is computed.
+
+Owns the order in which donors are preferred and how overlapping runs are resolved. May not look at
+anything but candidates, provenance and the logical clock: a plan is a pure function of tree and
+request, so that every rank of a tensor parallel group makes the same one.
+
+Order of decisions, at the position where a run would begin (docs/matching.md): exact before
+approximate; longest shared left context, up to 512 tokens; a donor run that does not begin at
+position 0; computed before copied, fewer generations; longest remaining run; most recently used;
+first inserted. A run keeps its donor until that ends.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy.typing as npt
+
+from radix_rope.content.plan import DonorPiece, PlanOptions, ReusePlan, Row, Run
+from radix_rope.content.search import LEFT_CONTEXT_TOKENS, Candidate
+from radix_rope.content.segment import Provenance, Segment
+from radix_rope.content.tree import ContentTree, as_tokens
+
+Interval = tuple[int, int]
+_RankKey = tuple[bool, int, bool, bool, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Consecutive pieces of one candidate that may be donors, at request positions [begin, end)."""
+
+    candidate: Candidate
+    order: int
+    begin: int
+    end: int
+    pieces: tuple[DonorPiece, ...]
+    piece_begins: tuple[int, ...]
+
+    def segment_at(self, position: int) -> Segment:
+        return self.pieces[bisect_right(self.piece_begins, position) - 1].segment
+
+    def rank(self, position: int) -> _RankKey:
+        """Smaller is better, for a run that begins at `position`."""
+        segment = self.segment_at(position)
+        provenance = segment.provenance
+        context = min(LEFT_CONTEXT_TOKENS, position - self.candidate.begin)
+        return (
+            not provenance.exact,
+            -context,
+            self.candidate.donor_begin == 0,
+            provenance.copied,
+            provenance.generations,
+            position - self.end,
+            -segment.last_used,
+            segment.sequence,
+        )
+
+    def cut(self, begin: int, end: int) -> tuple[DonorPiece, ...]:
+        """The pieces of request positions [begin, end)."""
+        cut = []
+        for at, piece in zip(self.piece_begins, self.pieces, strict=True):
+            low, high = max(begin, at), min(end, at + piece.length)
+            if low < high:
+                cut.append(DonorPiece(piece.segment, piece.offset + low - at, high - low))
+        return tuple(cut)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Request positions [begin, end) given to one stretch; the head is not taken off yet."""
+
+    begin: int
+    end: int
+    stretch: _Stretch
+
+
+def make_plan(
+    tree: ContentTree,
+    tokens: npt.ArrayLike,
+    begin: int,
+    end: int,
+    namespace: Hashable,
+    options: PlanOptions = PlanOptions(),  # noqa: B008 - frozen
+    must_compute: Sequence[Interval] = (),
+) -> ReusePlan | None:
+    """Plan the extend range [begin, end) of a request; None when no run survives.
+
+    tokens: integers of shape (n,), the whole request from position 0 on. [0, begin) is an exact
+    prefix hit or already computed; the last token, `end - 1`, and the request positions in
+    `must_compute` are always computed. Rows and runs partition [begin, end).
+    """
+    array = as_tokens(tokens)
+    for low, high in must_compute:
+        if not 0 <= low <= high:
+            raise ValueError(f"must_compute holds [{low}, {high}), which is not a range")
+    candidates = tree.candidates(array, namespace, begin, end)
+    stretches = _stretches(candidates, begin, options)
+    if not stretches:
+        return None
+    free = _subtract((begin, end - 1), must_compute)
+    kept = _sweep(free, _exact_parts(stretches), [], options)
+    kept = _sweep(free, [(s.begin, s.end, s) for s in stretches], kept, options)
+    kept = _merged(kept)
+    if not kept:
+        return None
+    runs = tuple(_run(k, options.recompute_tokens) for k in kept)
+    rows = _rows(begin, end, [(run.begin, run.end) for run in runs])
+    if options.recompute_all:
+        rows = tuple(sorted([*rows, *(Row(r.begin, r.end) for r in runs)], key=lambda r: r.begin))
+        runs = ()
+    return ReusePlan(begin, end, runs, rows, options, tuple(must_compute))
+
+
+def _usable(provenance: Provenance, options: PlanOptions) -> bool:
+    if provenance.exact or options.max_generations is None:
+        return True
+    return max(1, provenance.generations) <= options.max_generations
+
+
+def _stretches(candidates: list[Candidate], begin: int, options: PlanOptions) -> list[_Stretch]:
+    """Cut candidates to the range and where a piece may not be a donor."""
+    stretches: list[_Stretch] = []
+    for order, candidate in enumerate(candidates):
+        at = candidate.begin
+        pieces: list[DonorPiece] = []
+        begins: list[int] = []
+        for piece in candidate.pieces:
+            skip = max(0, begin - at)
+            usable = _usable(piece.segment.provenance, options)
+            if usable and skip < piece.length:
+                pieces.append(DonorPiece(piece.segment, piece.offset + skip, piece.length - skip))
+                begins.append(at + skip)
+            elif not usable and pieces:
+                stretches.append(_stretch(candidate, order, pieces, begins))
+                pieces, begins = [], []
+            at += piece.length
+        if pieces:
+            stretches.append(_stretch(candidate, order, pieces, begins))
+    return stretches
+
+
+def _stretch(
+    candidate: Candidate, order: int, pieces: list[DonorPiece], begins: list[int]
+) -> _Stretch:
+    end = begins[-1] + pieces[-1].length
+    return _Stretch(candidate, order, begins[0], end, tuple(pieces), tuple(begins))
+
+
+def _exact_parts(stretches: list[_Stretch]) -> list[tuple[int, int, _Stretch]]:
+    """The longest exact parts of every stretch, as (begin, end, stretch)."""
+    parts: list[tuple[int, int, _Stretch]] = []
+    for stretch in stretches:
+        low: int | None = None
+        for at, piece in zip(stretch.piece_begins, stretch.pieces, strict=True):
+            if piece.segment.provenance.exact:
+                low = at if low is None else low
+            elif low is not None:
+                parts.append((low, at, stretch))
+                low = None
+        if low is not None:
+            parts.append((low, stretch.end, stretch))
+    return parts
+
+
+def _sweep(
+    free: list[Interval],
+    parts: list[tuple[int, int, _Stretch]],
+    kept: list[_Kept],
+    options: PlanOptions,
+) -> list[_Kept]:
+    """Give the free positions that nothing is kept at to the best parts, left to right.
+
+    A part is taken where it reuses enough after its head is computed, or where it lengthens a run
+    of the same stretch that is kept next to it (the head is then paid once).
+    """
+    parts = sorted(parts, key=lambda p: (p[0], p[2].order))
+    least = options.recompute_tokens + options.min_run_tokens
+    result = list(kept)
+    starts = {k.begin: k.stretch for k in kept}
+    ends = {k.end: k.stretch for k in kept}
+    active: list[tuple[int, int, _Stretch]] = []
+    upcoming = 0
+    for low, high in _gaps(free, kept):
+        x = low
+        while x < high:
+            while upcoming < len(parts) and parts[upcoming][0] <= x:
+                active.append(parts[upcoming])
+                upcoming += 1
+            active = [part for part in active if part[1] > x]
+            best: tuple[_RankKey, int, _Stretch] | None = None
+            for _, stop, stretch in active:
+                stop = min(stop, high)
+                joins = ends.get(x) is stretch or (stop == high and starts.get(high) is stretch)
+                if joins or stop - x >= least:
+                    key = stretch.rank(x)
+                    if best is None or key < best[0]:
+                        best = key, stop, stretch
+            if best is not None:
+                _, stop, stretch = best
+                result.append(_Kept(x, stop, stretch))
+                ends[stop] = stretch
+                x = stop
+            elif upcoming < len(parts):
+                x = parts[upcoming][0]
+            else:
+                break
+    result.sort(key=lambda k: k.begin)
+    return result
+
+
+def _gaps(free: list[Interval], kept: list[_Kept]) -> list[Interval]:
+    """The free intervals without what is kept; both ascending and disjoint."""
+    gaps = []
+    for interval in free:
+        gaps += _subtract(interval, [(k.begin, k.end) for k in kept])
+    return gaps
+
+
+def _subtract(interval: Interval, taken: Sequence[Interval]) -> list[Interval]:
+    """`interval` without the `taken` intervals, which may come in any order and overlap."""
+    at, end = interval
+    left = []
+    for low, high in sorted(taken):
+        if low >= end:
+            break
+        if at < low < high:
+            left.append((at, low))
+        if low < high:
+            at = max(at, high)
+    if at < end:
+        left.append((at, end))
+    return left
+
+
+def _merged(kept: list[_Kept]) -> list[_Kept]:
+    """Join neighbours that continue one another on the same stretch."""
+    merged: list[_Kept] = []
+    for item in kept:
+        if merged and merged[-1].end == item.begin and merged[-1].stretch is item.stretch:
+            merged[-1] = _Kept(merged[-1].begin, item.end, item.stretch)
+        else:
+            merged.append(item)
+    return merged
+
+
+def _run(kept: _Kept, recompute_tokens: int) -> Run:
+    begin = kept.begin + recompute_tokens
+    candidate = kept.stretch.candidate
+    return Run(
+        begin=begin,
+        end=kept.end,
+        donor_begin=begin - candidate.delta,
+        pieces=kept.stretch.cut(begin, kept.end),
+        left_context_tokens=min(LEFT_CONTEXT_TOKENS, begin - candidate.begin),
+    )
+
+
+def _rows(begin: int, end: int, runs: list[Interval]) -> tuple[Row, ...]:
+    return tuple(Row(low, high) for low, high in _subtract((begin, end), runs))
