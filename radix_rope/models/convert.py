@@ -75,7 +75,7 @@ def deinterleave(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.
     return pairs.swapaxes(1, 2).reshape(rows, columns)
 
 
-def convert(gguf_path: Path, folder: Path, dtype: torch.dtype) -> None:
+def convert(gguf_path: Path, folder: Path, dtype: str) -> None:
     """Write a model folder that transformers and SGLang load.
 
     Weights are dequantised to float32 and then, for another dtype, rounded once to nearest even.
@@ -83,7 +83,7 @@ def convert(gguf_path: Path, folder: Path, dtype: torch.dtype) -> None:
     Args:
         gguf_path: GGUF file, architecture `llama`, byte-level BPE tokenizer.
         folder: existing folder; its weights, configuration and tokenizer files are created in it.
-        dtype: dtype of the stored weights.
+        dtype: dtype of the stored weights, one of `catalog.DTYPES`.
 
     Raises:
         ConversionError: the file holds another kind of model or tokenizer.
@@ -108,7 +108,7 @@ def convert(gguf_path: Path, folder: Path, dtype: torch.dtype) -> None:
     ):
         text = json.dumps(content, indent=2, ensure_ascii=False)
         (folder / name).write_text(text + "\n", encoding="utf-8")
-    _save(_weights(reader, metadata, dtype), folder / WEIGHTS_FILE)
+    _save(_weights(reader, metadata, getattr(torch, dtype)), folder / WEIGHTS_FILE)
 
 
 def _save(weights: dict[str, torch.Tensor], path: Path) -> None:
@@ -131,17 +131,18 @@ def _weights(reader: GGUFReader, metadata: Metadata, dtype: torch.dtype) -> dict
     }
     weights: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
+        name = hugging_face_name(tensor.name)
         # GGUF lists the fastest dimension first; `dequantize` already returns [out, in].
         weight = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         heads = heads_of.get(tensor.name.split(".")[-2])
         if heads is not None:
             weight = deinterleave(weight, heads)
         stored = torch.from_numpy(np.array(weight, order="C"))
-        weights[hugging_face_name(tensor.name)] = stored.to(dtype)
+        weights[name] = stored.to(dtype)
     return weights
 
 
-def _config(metadata: Metadata, dtype: torch.dtype) -> dict[str, Any]:
+def _config(metadata: Metadata, dtype: str) -> dict[str, Any]:
     hidden = metadata("llama.embedding_length")
     heads = metadata("llama.attention.head_count")
     rope_theta = _short(metadata("llama.rope.freq_base"))
@@ -153,7 +154,7 @@ def _config(metadata: Metadata, dtype: torch.dtype) -> dict[str, Any]:
         "bos_token_id": metadata("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata("tokenizer.ggml.eos_token_id"),
         "pad_token_id": metadata("tokenizer.ggml.padding_token_id"),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype,
         "head_dim": hidden // heads,
         "hidden_act": "silu",
         "hidden_size": hidden,

