@@ -1,0 +1,63 @@
+"""Builds the cache from what SGLang's scheduler hands to a backend factory.
+
+Order: options, version, features, the model's RoPE and its proof, the kernel,
+then the hooks. Each refusal comes before anything is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from radix_rope.config import RadixRopeConfig, config_from_env
+from radix_rope.integration import seams
+from radix_rope.integration.cache import RadixRopeCache
+from radix_rope.integration.support import refuse_unsupported
+
+logger = logging.getLogger(__name__)
+
+
+def build_cache(ctx: Any) -> RadixRopeCache:
+    """Factory of the backend `radix_rope` (`TreeCacheBuildContext` in, cache out).
+
+    Raises:
+        ConfigError, SGLangVersionError, UnsupportedFeature, UnsupportedRope: with
+            what was asked, why not, and what instead.
+    """
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    config = config_from_env()
+    seams.check_version(config.allow_untested_sglang)
+    refuse_unsupported(
+        resolved_view(ctx.server_args),
+        is_hybrid_swa=ctx.is_hybrid_swa,
+        is_hybrid_ssm=ctx.is_hybrid_ssm,
+        model=ctx.model_config,
+    )
+    cache = RadixRopeCache(ctx.params, config)
+    if config.mode == "shifted" and cache.content is not None:
+        _enable_reuse(cache, ctx, config)
+    logger.info("radix_rope: %s, %s", config, _kernel_name(cache))
+    return cache
+
+
+def _enable_reuse(cache: RadixRopeCache, ctx: Any, config: RadixRopeConfig) -> None:
+    from radix_rope.integration.hooks import install
+    from radix_rope.integration.rope_specs import pool_view, prove_rotation, read_rope_specs
+    from radix_rope.rotary.corrector import make_corrector
+
+    runner = ctx.tp_worker.model_runner
+    pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
+    context_len = int(ctx.model_config.context_len)
+    specs = read_rope_specs(runner.model, pool.layer_num, pool, context_len)
+    prove_rotation(runner.model, specs, pool.dtype, context_len)
+    corrector = make_corrector(pool_view(pool, specs), config.kernel, config.rotate)
+    install()
+    # Backends size their metadata by the request pool, the eager runner by the
+    # largest number of running requests.
+    cache.max_rows = min(int(runner.req_to_token_pool.size), int(runner.eager_runner._eager_max_bs))
+    cache.corrector = corrector
+
+
+def _kernel_name(cache: RadixRopeCache) -> str:
+    return "no reuse" if cache.corrector is None else f"kernel {cache.corrector.name}"

@@ -1,0 +1,202 @@
+"""The functions wrapped around SGLang's, in the order in which a batch meets them.
+
+`prepare_for_extend` plans and locks, `init_new` carries the plan to the
+forward, `_forward_raw` copies the runs and computes the gaps alone, the logits
+processor is shown requests instead of rows, and the reports say what happened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from radix_rope.integration import seams
+from radix_rope.integration.cache import RadixRopeCache
+from radix_rope.integration.reuse import BatchReuse, commit, plan_batch
+from radix_rope.integration.rows import enter_rows, leave_rows, per_request_view, split_rows
+
+_PLAN = "radix_rope_reuse"
+
+
+def install() -> None:
+    """Wrap SGLang's functions in this process; safe to call more than once."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    wrappers: dict[str, Callable[..., Any]] = {
+        seams.PREPARE_FOR_EXTEND: prepare_for_extend,
+        seams.FORWARD_BATCH_INIT: forward_batch_init,
+        seams.FORWARD_RAW: forward_raw,
+        seams.LOGITS_METADATA: logits_metadata,
+        seams.PREFILL_STATS: prefill_stats,
+        seams.PREFILL_LOG: prefill_log,
+        seams.CACHED_TOKENS_DETAILS: cached_tokens_details,
+    }
+    for target, wrapper in wrappers.items():
+        if target not in HookRegistry._patched:
+            seams.hook(target, wrapper)
+    HookRegistry.apply_hooks()
+    missing = [target for target in wrappers if target not in HookRegistry._patched]
+    if missing:
+        # SGLang logs and goes on; without all hooks reuse would be wrong.
+        raise RuntimeError(
+            f"radix_rope: could not wrap {', '.join(missing)}; this SGLang differs from the "
+            f"tested {', '.join(seams.TESTED_SGLANG_VERSIONS)}. Install one of these."
+        )
+
+
+def prepare_for_extend(original: Callable[..., Any], batch: Any) -> Any:
+    """Plan and lock before SGLang allocates, note what was reused after."""
+    cache = batch.tree_cache
+    if not isinstance(cache, RadixRopeCache) or not cache.reuses:
+        return original(batch)
+    reuse = plan_batch(cache, batch, cache.max_rows)
+    try:
+        result = original(batch)
+        cache.shifted_tokens_of_batch = commit(reuse, batch)
+    except BaseException:
+        reuse.release()
+        raise
+    setattr(batch, _PLAN, reuse)
+    return result
+
+
+def forward_batch_init(
+    original: Callable[..., Any], cls: type, batch: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Hand the batch's plans to the forward that serves it, once."""
+    reuse: BatchReuse | None = getattr(batch, _PLAN, None)
+    if reuse is None or not batch.forward_mode.is_extend():
+        return original(cls, batch, *args, **kwargs)
+    setattr(batch, _PLAN, None)
+    try:
+        forward_batch = original(cls, batch, *args, **kwargs)
+    except BaseException:
+        reuse.release()
+        raise
+    setattr(forward_batch, _PLAN, reuse)
+    return forward_batch
+
+
+def forward_raw(
+    original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Copy the runs into the requests' own slots, then compute the gaps alone."""
+    reuse: BatchReuse | None = getattr(forward_batch, _PLAN, None)
+    if reuse is None:
+        return original(runner, forward_batch, *args, **kwargs)
+    setattr(forward_batch, _PLAN, None)
+    if not reuse.entries:
+        return original(runner, forward_batch, *args, **kwargs)
+    try:
+        order = {rid: index for index, rid in enumerate(forward_batch.rids)}
+        rows: list[list[tuple[int, int]] | None] = [None] * len(forward_batch.rids)
+        for entry in reuse.entries:
+            rows[order[entry.req.rid]] = [(row.begin, row.end) for row in entry.plan.rows]
+        _copy_runs(runner, forward_batch, reuse, order)
+    finally:
+        # The copy is enqueued: later writes to the donors' slots come after it.
+        reuse.release()
+    split = split_rows(forward_batch, rows, runner.kv_index_translator)
+    token = enter_rows(split)
+    try:
+        with _rows_are_safe(runner):
+            return original(runner, split.forward_batch, *args, **kwargs)
+    finally:
+        leave_rows(token)
+
+
+def _copy_runs(runner: Any, forward_batch: Any, reuse: BatchReuse, order: dict[str, int]) -> None:
+    req_to_token = runner.req_to_token_pool.req_to_token
+    source, target, delta = [], [], []
+    for entry in reuse.entries:
+        if not entry.plan.runs:
+            continue
+        row = req_to_token[forward_batch.req_pool_indices[order[entry.req.rid]]]
+        source.append(entry.source_slots)
+        for run in entry.plan.runs:
+            target.append(row[run.begin : run.end])
+            delta.append(torch.full((run.end - run.begin,), run.delta, dtype=torch.int64))
+    if source:
+        reuse.cache.corrector.move(
+            torch.cat(source), torch.cat(target).to(torch.int64), torch.cat(delta)
+        )
+
+
+@contextmanager
+def _rows_are_safe(runner: Any) -> Iterator[None]:
+    """Take the paths that work with several rows per request, for one forward.
+
+    A captured prefill graph has no place for rows, and FlashInfer's ragged
+    path writes K and V after attention, too late for the next row.
+    """
+    graph_runner = runner.prefill_cuda_graph_runner
+    backend = runner.attn_backend
+    use_paged = getattr(backend, "use_paged", None)
+    runner.prefill_cuda_graph_runner = None
+    if use_paged is not None:
+        backend.use_paged = True
+    try:
+        yield
+    finally:
+        runner.prefill_cuda_graph_runner = graph_runner
+        if use_paged is not None:
+            backend.use_paged = use_paged
+
+
+def logits_metadata(original: Callable[..., Any], cls: type, forward_batch: Any) -> Any:
+    """Show the logits processor one length per request, whatever its rows."""
+    return original(cls, per_request_view(forward_batch))
+
+
+def prefill_stats(
+    original: Callable[..., Any], cls: type, adder: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Count shifted tokens apart from computed and exact ones."""
+    stats = original(cls, adder, *args, **kwargs)
+    cache = adder.tree_cache
+    if isinstance(cache, RadixRopeCache) and cache.reuses:
+        spliced, approximate_prefix = cache.shifted_tokens_of_batch
+        stats.log_input_tokens -= spliced
+        stats.log_hit_tokens -= approximate_prefix
+        stats.radix_rope_shifted_tokens = spliced + approximate_prefix
+    return stats
+
+
+def prefill_log(
+    original: Callable[..., Any],
+    reporter: Any,
+    batch: Any,
+    prefill_stats: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Add the shifted tokens to SGLang's own log line."""
+    shifted = getattr(prefill_stats, "radix_rope_shifted_tokens", None)
+    if shifted is None:
+        return original(reporter, batch, prefill_stats, *args, **kwargs)
+
+    def add_count(record: logging.LogRecord) -> bool:
+        hits = f"#cached-token: {prefill_stats.log_hit_tokens}, "
+        if isinstance(record.msg, str):
+            record.msg = record.msg.replace(hits, f"{hits}#shifted-token: {shifted}, ", 1)
+        return True
+
+    logger = logging.getLogger(type(reporter).__module__)
+    logger.addFilter(add_count)
+    try:
+        return original(reporter, batch, prefill_stats, *args, **kwargs)
+    finally:
+        logger.removeFilter(add_count)
+
+
+def cached_tokens_details(original: Callable[..., Any], streamer: Any, req: Any) -> Any:
+    """Split a request's cached tokens into exact (`device`) and `shifted`."""
+    details = original(streamer, req)
+    state = getattr(req, "radix_rope", None)
+    if details is None or state is None:
+        return details
+    return {**details, "device": state.exact_tokens, "shifted": state.shifted_tokens}

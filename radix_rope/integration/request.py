@@ -1,0 +1,105 @@
+"""What one request knows about the KV in its own row.
+
+A row is an exact prefix, and from the first spliced run on approximate: the
+run itself (copied) and everything computed while looking at it. The state
+lives on the request because the tree learns of it only when the request is
+inserted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from radix_rope.content.segment import Provenance
+
+EXACT = Provenance()
+
+
+@dataclass
+class RequestState:
+    """Provenance of a request's row and its counts for reporting.
+
+    Attributes:
+        exact_until: positions before it hold exact KV; `None` when all do.
+        approximate: what is computed after that position.
+        copied: (begin, end, provenance) of every spliced run, in order.
+        exact_tokens: prompt tokens taken from an exact prefix at first admission.
+        shifted_tokens: prompt tokens taken from approximate KV: an approximate
+            prefix and all spliced runs.
+        counted: whether the prefix of the first admission was counted.
+    """
+
+    exact_until: int | None = None
+    approximate: Provenance = EXACT
+    copied: list[tuple[int, int, Provenance]] = field(default_factory=list)
+    exact_tokens: int = 0
+    shifted_tokens: int = 0
+    counted: bool = False
+
+    def begin_extend(self, path_tokens: int, prefix_tokens: int, path: "PathProvenance") -> None:
+        """Start a prefill of `[prefix_tokens, ...)`.
+
+        The first `path_tokens` are the tree's and take its word; what an
+        earlier life of this request (before a retraction) knew of later
+        positions is forgotten.
+        """
+        self.copied = [
+            (max(begin, path_tokens), min(end, prefix_tokens), provenance)
+            for begin, end, provenance in self.copied
+            if end > path_tokens and begin < prefix_tokens
+        ]
+        own = self.exact_until
+        if own is not None and (own >= prefix_tokens or own < path_tokens):
+            # A mark inside the tree's part is replaced by the tree's own below.
+            own = path_tokens if own < path_tokens < prefix_tokens else None
+        marks = [mark for mark in (own, path.exact_until) if mark is not None]
+        self.exact_until = min(marks) if marks else None
+        if self.exact_until is None:
+            self.approximate = EXACT
+        else:
+            generations = max(path.generations, self.approximate.generations, 1)
+            self.approximate = Provenance(exact=False, generations=generations)
+
+    def splice(self, begin: int, end: int, provenance: Provenance) -> None:
+        """Record that `[begin, end)` was copied from a donor."""
+        self.copied.append((begin, end, provenance))
+        self.exact_until = begin if self.exact_until is None else min(self.exact_until, begin)
+        generations = max(self.approximate.generations, provenance.generations)
+        self.approximate = Provenance(exact=False, generations=generations)
+
+    def spans(self, begin: int, end: int) -> Iterator[tuple[int, int, Provenance]]:
+        """Cut `[begin, end)` where the provenance changes."""
+        position = begin
+        exact_until = end if self.exact_until is None else self.exact_until
+        if position < exact_until:
+            stop = min(end, exact_until)
+            yield position, stop, EXACT
+            position = stop
+        for run_begin, run_end, provenance in sorted(self.copied, key=lambda run: run[0]):
+            if run_end <= position or run_begin >= end:
+                continue
+            if position < run_begin:
+                yield position, run_begin, self.approximate
+                position = run_begin
+            stop = min(run_end, end)
+            yield position, stop, provenance
+            position = stop
+        if position < end:
+            yield position, end, self.approximate
+
+
+@dataclass(frozen=True)
+class PathProvenance:
+    """Summary of a tree path: where it stops being exact, and how far from exact."""
+
+    exact_until: int | None = None
+    generations: int = 0
+
+
+def state_of(req: Any) -> RequestState:
+    """The state kept on an SGLang request, made on first use."""
+    state: RequestState | None = getattr(req, "radix_rope", None)
+    if state is None:
+        state = RequestState()
+        req.radix_rope = state
+    return state

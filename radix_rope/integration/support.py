@@ -1,0 +1,88 @@
+"""What of SGLang radix_rope does not serve, refused at start-up with the reason.
+
+Everything here is decided before the first request; what depends on a single
+request falls back to exact in `reuse`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class UnsupportedFeature(ValueError):
+    """A server option that cannot be combined with radix_rope."""
+
+
+# Backends whose extend path writes K and V before attention reads the pool, or
+# can be told to, so that a row sees the gaps before it.
+ATTENTION_BACKENDS = ("radix_rope_cpu", "torch_native", "triton", "fa3", "flashinfer")
+
+_NEEDS_OTHER_TREE = "it needs SGLang's UnifiedRadixCache, and radix_rope is a RadixCache"
+_NEEDS_WHOLE_ROWS = "it splits or moves a request's tokens in a way that has not been shown to work"
+
+
+def refuse_unsupported(cfg: Any, *, is_hybrid_swa: bool, is_hybrid_ssm: bool, model: Any) -> None:
+    """Check a resolved server configuration and the model.
+
+    Args:
+        cfg: SGLang's resolved arguments (`resolved_view(server_args)`).
+        is_hybrid_swa: the model has sliding-window layers in a pool of their own.
+        is_hybrid_ssm: the model has recurrent state.
+        model: SGLang's ModelConfig.
+
+    Raises:
+        UnsupportedFeature: naming the option, why, and what to do instead.
+    """
+    checks: list[tuple[bool, str, str]] = [
+        (is_hybrid_swa, "a hybrid sliding-window model", _NEEDS_OTHER_TREE),
+        (is_hybrid_ssm, "a model with recurrent state", "a state cannot be moved or spliced"),
+        (
+            model.sliding_window_size is not None and not is_hybrid_swa,
+            "a sliding-window model",
+            "its layers forget tokens that a run would bring back",
+        ),
+        (model.is_encoder_decoder, "an encoder-decoder model", "keys depend on another sequence"),
+        (cfg.enable_hierarchical_cache, "--enable-hierarchical-cache", _NEEDS_OTHER_TREE),
+        (cfg.enable_lmcache, "--enable-lmcache", _NEEDS_OTHER_TREE),
+        (cfg.enable_flexkv, "--enable-flexkv", _NEEDS_OTHER_TREE),
+        (cfg.enable_streaming_session, "--enable-streaming-session", _NEEDS_OTHER_TREE),
+        (cfg.enable_unified_memory, "--enable-unified-memory", "slots are translated per layer"),
+        (
+            cfg.enable_page_major_kv_layout,
+            "--enable-page-major-kv-layout",
+            "its pool has not been shown to work",
+        ),
+        (cfg.enable_hisparse, "--enable-hisparse", _NEEDS_WHOLE_ROWS),
+        (
+            cfg.speculative_algorithm is not None,
+            f"--speculative-algorithm {cfg.speculative_algorithm}",
+            "the draft model's KV would have to be moved too",
+        ),
+        (cfg.pp_size > 1, f"--pp-size {cfg.pp_size}", "plans are not passed between stages"),
+        (cfg.enable_dp_attention, "--enable-dp-attention", _NEEDS_WHOLE_ROWS),
+        (cfg.attn_cp_size > 1, f"--attn-cp-size {cfg.attn_cp_size}", _NEEDS_WHOLE_ROWS),
+        (cfg.dcp_size > 1, f"--dcp-size {cfg.dcp_size}", _NEEDS_WHOLE_ROWS),
+        (
+            cfg.disaggregation_mode != "null",
+            f"--disaggregation-mode {cfg.disaggregation_mode}",
+            "approximate KV would be sent to other servers as exact",
+        ),
+        (cfg.enable_lora, "--enable-lora", "adapters are prepared per request, not per row"),
+        (cfg.enable_two_batch_overlap, "--enable-two-batch-overlap", _NEEDS_WHOLE_ROWS),
+        (cfg.enable_single_batch_overlap, "--enable-single-batch-overlap", _NEEDS_WHOLE_ROWS),
+        (cfg.enable_pdmux, "--enable-pdmux", _NEEDS_WHOLE_ROWS),
+        (cfg.dllm_algorithm is not None, "--dllm-algorithm", "its attention is not causal"),
+    ]
+    for asked, name, reason in checks:
+        if asked:
+            raise UnsupportedFeature(
+                f"radix_rope: {name} is not supported: {reason}. Drop it, or drop "
+                "--radix-cache-impl radix_rope."
+            )
+    backend = cfg.prefill_attention_backend or cfg.attention_backend
+    if backend not in ATTENTION_BACKENDS:
+        raise UnsupportedFeature(
+            f"radix_rope: attention backend {backend!r} is not supported: it has not been shown "
+            "to read earlier rows of the same request. Use one of "
+            f"{', '.join(ATTENTION_BACKENDS)} (--attention-backend)."
+        )
