@@ -62,7 +62,7 @@ def _cpu_missing(device: torch.device) -> str | None:
     if device.type != "cpu":
         return f"the pool lies on {device.type}"
     try:
-        import numba  # noqa: F401
+        import numba  # type: ignore[import-untyped]  # noqa: F401
     except ImportError:
         return "numba is not installed"
     return None

@@ -58,16 +58,17 @@ _WORKERS = _Workers()
 
 
 class CpuCorrector:
-    """`Corrector` with compiled loops for pools in main memory.
-
-    Args:
-        pool: the pool to work in, on the CPU.
-        rotate: False copies keys unrotated (the counter-example of the demo).
-    """
+    """`Corrector` with compiled loops for pools in main memory."""
 
     name = "cpu"
 
     def __init__(self, pool: KVPoolView, rotate: bool = True) -> None:
+        """Prepares to work in a pool, compiling or loading the kernel.
+
+        Args:
+            pool: the pool to work in, on the CPU.
+            rotate: False copies keys unrotated (the counter-example of the demo).
+        """
         self._pool = pool
         self._checker = MoveChecker(pool.num_slots, pool.device)
         self._code = _CODES[pool.dtype]

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types  # type: ignore[import-untyped]
+from numba.core import cgutils  # type: ignore[import-untyped]
+from numba.extending import intrinsic  # type: ignore[import-untyped]
 
 # Dtype codes of the kernel's `code` argument.
 FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2 = range(5)
@@ -294,7 +294,7 @@ def move_range(
             begin = skip + g[PART_BYTES]
             if code == FLOAT32:
                 part = 8 * half
-            elif code == FLOAT16 or code == BFLOAT16:
+            elif code in (FLOAT16, BFLOAT16):
                 part = 4 * half
             else:
                 part = 2 * half

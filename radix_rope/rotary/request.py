@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -41,6 +42,7 @@ class MoveChecker:
     """
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
+        """Allocates scratch for `num_slots` slots on `device`."""
         self._num_slots = num_slots
         self._device = device
         self._owner = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
@@ -76,8 +78,9 @@ class MoveChecker:
         dst = dst.to(self._device).contiguous()
         if src.numel():
             self._check_slots(src, dst)
-        deltas, row = torch.unique(delta.cpu(), return_inverse=True)
-        return Move(src, dst, deltas, row.to(self._device).contiguous())
+        deltas, row = np.unique(delta.cpu().numpy(), return_inverse=True)
+        row_of_token = torch.from_numpy(row).to(self._device)
+        return Move(src, dst, torch.from_numpy(deltas), row_of_token)
 
     def _check_slots(self, src: torch.Tensor, dst: torch.Tensor) -> None:
         both = torch.stack((src, dst))

@@ -19,11 +19,6 @@ class UnsupportedRope(ValueError):
     """A RoPE, pool or cache dtype that can't be corrected by a proven rotation.
 
     The message always names the type, the reason and what to do instead.
-
-    Args:
-        what: name of the refused thing, for instance ``"FourierRotaryEmbedding"``.
-        reason: why its keys can't be moved.
-        instead: what the user can do.
     """
 
     def __init__(
@@ -32,6 +27,13 @@ class UnsupportedRope(ValueError):
         reason: str,
         instead: str = "serve this model with the stock radix cache (or mode `exact`)",
     ) -> None:
+        """Makes the message.
+
+        Args:
+            what: name of the refused thing, for instance ``"FourierRotaryEmbedding"``.
+            reason: why its keys can't be moved.
+            instead: what the user can do.
+        """
         self.what = what
         self.reason = reason
         self.instead = instead

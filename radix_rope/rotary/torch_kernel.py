@@ -45,16 +45,17 @@ def _write(buffer: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Non
 
 
 class TorchCorrector:
-    """`Corrector` in torch operations.
-
-    Args:
-        pool: the pool to work in.
-        rotate: False copies keys unrotated (the counter-example of the demo).
-    """
+    """`Corrector` in torch operations."""
 
     name = "torch"
 
     def __init__(self, pool: KVPoolView, rotate: bool = True) -> None:
+        """Prepares to work in a pool.
+
+        Args:
+            pool: the pool to work in.
+            rotate: False copies keys unrotated (the counter-example of the demo).
+        """
         self._pool = pool
         self._rotate = rotate
         self._checker = MoveChecker(pool.num_slots, pool.device)

@@ -1,0 +1,231 @@
+"""Start-up proof of the rotation, on the loaded model itself.
+
+Owns two proofs per layer. The first applies the layer's rotary module alone. The second
+runs the whole model over one token at many positions, with attention replaced by a probe
+that records the key each layer would cache: it sees what really reaches the pool, whatever
+the modules look like (a rotary module that a layer holds but does not use, a norm after
+RoPE, angles from elsewhere).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from radix_rope.integration.rope_layers import AttentionLayer, attention_layers, rotary_module
+from radix_rope.integration.rope_modules import apply_rotary
+from radix_rope.rotary.proof import Proof, check_keys, proof_positions, prove, require
+from radix_rope.rotary.spec import RopeSpec, UnsupportedRope
+
+# A token that no model pads with; any would do.
+_PROBE_TOKEN = 11
+
+
+@dataclass(frozen=True)
+class LayerProof:
+    """What was shown for one layer.
+
+    Attributes:
+        spec: the layer's rotation.
+        module: proof on its rotary module alone; None for a layer without RoPE.
+        model: proof on the keys that the whole model produced.
+    """
+
+    spec: RopeSpec
+    module: Proof | None
+    model: Proof
+
+
+class _AllKeysSeen(Exception):
+    """Leaves the model's forward once the last layer's key was recorded."""
+
+
+def prove_rotation(
+    model: torch.nn.Module,
+    specs: Sequence[RopeSpec],
+    dtype: torch.dtype,
+    context_len: int,
+) -> list[LayerProof]:
+    """Proves every layer's spec on the loaded model, or refuses the model.
+
+    Every rank of a tensor-parallel group must call it at the same time: the model's own
+    collectives run.
+
+    Args:
+        model: the loaded model, as `read_rope_specs` read it.
+        specs: its specs, in layer order.
+        dtype: dtype the model computes in (not that of the cache).
+        context_len: longest context served, in tokens; positions up to its end are tried.
+
+    Returns:
+        One `LayerProof` per layer.
+
+    Raises:
+        ProofFailed: names the layer, the error and the bound.
+        UnsupportedRope: the model could not be run in isolation, so nothing is proven.
+    """
+    layers = attention_layers(model)
+    if len(layers) != len(specs):
+        raise UnsupportedRope(
+            type(model).__name__, f"{len(layers)} attention layers but {len(specs)} specs"
+        )
+    device = next(model.parameters()).device
+    positions = proof_positions(context_len)
+    module_proofs = _prove_modules(model, layers, specs, dtype, context_len, device)
+    keys, values = observed_keys(model, layers, positions, device)
+    proofs: list[LayerProof] = []
+    for layer, spec, module_proof in zip(layers, specs, module_proofs, strict=True):
+        seen, value = keys[layer.layer_id], values[layer.layer_id]
+        if not bool(seen.abs().amax() > 0):
+            raise UnsupportedRope(spec.name, "the model produced only zero keys to prove it on")
+        # Values carry no position: by how much they differ between rows of one batch is how
+        # much the keys' content may differ too (another order of sums in the last rows).
+        noise = float((value - value[:1]).abs().amax() / value.abs().amax().clamp_min(1e-30))
+        roundings = 2.0 + 4.0 * noise / (torch.finfo(dtype).eps / 2)
+        proof = check_keys(seen, positions, spec, dtype, roundings)
+        require(proof, spec, _hint(seen, spec))
+        proofs.append(LayerProof(spec, module_proof, proof))
+    return proofs
+
+
+def _hint(keys: torch.Tensor, spec: RopeSpec) -> str:
+    if spec.has_rope and torch.equal(keys, keys[:1].expand_as(keys)):
+        return " (the keys are the same at every position: the layer does not use its RoPE)"
+    return ""
+
+
+def _prove_modules(
+    model: torch.nn.Module,
+    layers: Sequence[AttentionLayer],
+    specs: Sequence[RopeSpec],
+    dtype: torch.dtype,
+    context_len: int,
+    device: torch.device,
+) -> list[Proof | None]:
+    """Proof on the rotary modules alone; modules shared by layers are proven once."""
+    done: dict[tuple[int, tuple[float, ...]], Proof] = {}
+    proofs: list[Proof | None] = []
+    for layer, spec in zip(layers, specs, strict=True):
+        module = rotary_module(model, layer)
+        if module is None or not spec.has_rope:
+            proofs.append(None)
+            continue
+        key = (id(module), spec.inv_freq)
+        if key not in done:
+            done[key] = prove(
+                _applier(module), _head_spec(module, spec), dtype, context_len, device
+            )
+        proofs.append(done[key])
+    return proofs
+
+
+def _applier(
+    module: torch.nn.Module,
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return lambda positions, keys: apply_rotary(module, positions, keys)
+
+
+def _head_spec(module: torch.nn.Module, spec: RopeSpec) -> RopeSpec:
+    """The spec of the head that the module itself sees: MLA's row without its latent."""
+    any_module: Any = module
+    head = int(getattr(any_module, "head_size", spec.head_dim))
+    return spec if head == spec.head_dim else replace(spec, head_dim=head, rotary_offset=0)
+
+
+def observed_keys(
+    model: torch.nn.Module,
+    layers: Sequence[AttentionLayer],
+    positions: Sequence[int],
+    device: torch.device,
+) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+    """Runs one token at several positions and records every layer's keys and values.
+
+    Attention returns zeros, so no token sees another and a row differs from the next by its
+    position alone.
+
+    Returns:
+        ``(keys, values)`` by layer id: float64 ``[positions, heads, dim]`` as they would be
+        cached; for MLA the key is the whole row and the value its latent.
+
+    Raises:
+        UnsupportedRope: the model's forward failed outside the engine.
+    """
+    keys: dict[int, torch.Tensor] = {}
+    values: dict[int, torch.Tensor] = {}
+    attentions = [child for layer in layers for child in _attentions(layer)]
+
+    def probe(attention: Any) -> Callable[..., torch.Tensor]:
+        def forward(
+            q: torch.Tensor, k: Any, v: Any, *args: Any, k_rope: Any = None, **kwargs: Any
+        ) -> torch.Tensor:
+            rows = len(positions)
+            if k is not None:
+                heads = attention.tp_k_head_num
+                key, value = k.reshape(rows, heads, -1), v.reshape(rows, heads, -1)
+                if k_rope is not None:
+                    key = torch.cat((key, k_rope.reshape(rows, heads, -1)), dim=-1)
+                keys[attention.layer_id] = key.to(torch.float64)
+                values[attention.layer_id] = value.to(torch.float64)
+            if len(keys) == len(layers):
+                raise _AllKeysSeen
+            width = attention.tp_q_head_num * attention.v_head_dim
+            return q.new_zeros((rows, width))
+
+        return forward
+
+    for attention in attentions:
+        attention.forward = probe(attention)
+    try:
+        _run_model(model, positions, device)
+    except _AllKeysSeen:
+        pass
+    except Exception as error:
+        raise UnsupportedRope(
+            type(model).__name__,
+            f"it cannot be run on probe tokens, so its rotation is not proven ({error!r})",
+        ) from error
+    finally:
+        for attention in attentions:
+            del attention.forward
+    missing = [layer.name for layer in layers if layer.layer_id not in keys]
+    if missing:
+        raise UnsupportedRope(
+            type(model).__name__, f"layer {missing[0]} gave no key to the attention probe"
+        )
+    return keys, values
+
+
+def _attentions(layer: AttentionLayer) -> list[Any]:
+    return [child for child in layer.owner.children() if type(child).__name__ == "RadixAttention"]
+
+
+def _run_model(model: torch.nn.Module, positions: Sequence[int], device: torch.device) -> None:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+    tokens = len(positions)
+    where = torch.tensor(positions, dtype=torch.int64, device=device)
+    ids = torch.full((tokens,), _PROBE_TOKEN, dtype=torch.int64, device=device)
+    one = torch.zeros(1, dtype=torch.int64, device=device)
+    batch = ForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=1,
+        input_ids=ids,
+        req_pool_indices=one,
+        seq_lens=one + tokens,
+        out_cache_loc=torch.arange(tokens, dtype=torch.int64, device=device),
+        seq_lens_sum=tokens,
+        seq_lens_cpu=torch.tensor([tokens]),
+        extend_num_tokens=tokens,
+        extend_seq_lens=(one + tokens).to(torch.int32),
+        extend_prefix_lens=one.to(torch.int32),
+        extend_start_loc=one.to(torch.int32),
+        extend_seq_lens_cpu=[tokens],
+        extend_prefix_lens_cpu=[0],
+        positions=where,
+        mrope_positions=where.expand(3, tokens),
+    )
+    with torch.inference_mode():
+        model(ids, where, batch)
