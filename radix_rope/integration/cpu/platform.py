@@ -24,7 +24,13 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     capabilities = PlatformCapabilities()
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Set what SGLang would otherwise derive from GPU memory sizes."""
+        """Put our attention backend where the user named none.
+
+        SGLang has by then filled in its AMX backend for every CPU, which falls
+        back to torch_native on this one.
+        """
+        if server_args.attention_backend in (None, "intel_amx"):
+            server_args.attention_backend = ATTENTION_BACKEND
 
     def get_default_attention_backend(self) -> str:
         """Name of the attention backend used when the user names none."""
@@ -51,8 +57,3 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
         """Profiler activity of torch."""
         return torch.profiler.ProfilerActivity.CPU
-
-    @classmethod
-    def seed_everything(cls, seed: int | None = None) -> None:
-        """Seed torch's CPU generator (and numpy and random through the base)."""
-        super().seed_everything(seed)
