@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,23 @@ def test_concurrent_calls_build_once_and_agree(tiny: TinyModel) -> None:
     assert sum("converting Tiny" in err for _, err in results) == 1
     assert names(target.parent) == [target.name]
     assert names(target) == sorted(MODEL_FILES | {store.MANIFEST})
+
+
+def test_one_builder_at_a_time(tmp_path: Path) -> None:
+    """Also when the lock file is unlinked while others wait for it and yet others arrive."""
+    inside: list[Path] = []
+
+    def build(_: int) -> int:
+        with store.workspace(tmp_path / "target") as folder:
+            inside.append(folder)
+            time.sleep(0.001)
+            present = len(inside)
+            inside.remove(folder)
+        return present
+
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(build, range(200))) == {1}
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
