@@ -6,6 +6,9 @@ kernels exist and what each needs; knows no SGLang.
 
 from __future__ import annotations
 
+import importlib.util
+import logging
+import os
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +16,8 @@ import torch
 
 from radix_rope.rotary.pool import KVPoolView
 from radix_rope.rotary.torch_kernel import TorchCorrector
+
+logger = logging.getLogger(__name__)
 
 
 class Corrector(Protocol):
@@ -29,7 +34,8 @@ class Corrector(Protocol):
         Angles are formed in float64, applied in float32 and rounded once, to nearest even.
         Tokens with ``delta == 0`` are copied bit for bit. The bits written for a token do not
         depend on the other tokens of the call, on its order or on the number of threads, and
-        are the same for every kernel. On a GPU the work is enqueued on the current stream.
+        are the same for every kernel but FlashInfer's. On a GPU the work is enqueued on the
+        current stream.
 
         Args:
             src: slots to read, int64 ``[n]``; repeats are allowed.
@@ -58,14 +64,42 @@ def _cpu(pool: KVPoolView, rotate: bool) -> Corrector:
     return CpuCorrector(pool, rotate)
 
 
+def _triton(pool: KVPoolView, rotate: bool) -> Corrector:
+    from radix_rope.rotary.triton_kernel import TritonCorrector
+
+    return TritonCorrector(pool, rotate)
+
+
+def _flashinfer(pool: KVPoolView, rotate: bool) -> Corrector:
+    from radix_rope.rotary.flashinfer_kernel import FlashInferCorrector, unsupported
+
+    reason = unsupported(pool)
+    if reason is not None:
+        raise KernelUnavailable(f"kernel 'flashinfer' cannot serve this pool: {reason}")
+    return FlashInferCorrector(pool, rotate)
+
+
+def _not_installed(package: str) -> str | None:
+    found = importlib.util.find_spec(package) is not None
+    return None if found else f"{package} is not installed"
+
+
 def _cpu_missing(device: torch.device) -> str | None:
     if device.type != "cpu":
         return f"the pool lies on {device.type}"
-    try:
-        import numba  # type: ignore[import-untyped]  # noqa: F401
-    except ImportError:
-        return "numba is not installed"
-    return None
+    return _not_installed("numba")
+
+
+def _triton_missing(device: torch.device) -> str | None:
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "the pool lies on the CPU, where Triton only runs in its interpreter"
+    return _not_installed("triton")
+
+
+def _flashinfer_missing(device: torch.device) -> str | None:
+    if device.type != "cuda" or torch.version.cuda is None:
+        return "FlashInfer needs an NVIDIA GPU"
+    return _not_installed("flashinfer")
 
 
 def _never_missing(device: torch.device) -> str | None:
@@ -78,6 +112,8 @@ _Check = Callable[[torch.device], str | None]
 # In order of preference. Each kernel: how to build it, and why it can't run (or None).
 _KERNELS: dict[str, tuple[_Builder, _Check]] = {
     "cpu": (_cpu, _cpu_missing),
+    "triton": (_triton, _triton_missing),
+    "flashinfer": (_flashinfer, _flashinfer_missing),
     "torch": (_torch, _never_missing),
 }
 
@@ -104,7 +140,7 @@ def make_corrector(pool: KVPoolView, kernel: str = "auto", rotate: bool = True) 
     """
     usable = available_kernels(pool.device)
     if kernel == "auto":
-        kernel = usable[0]
+        return _first_that_works(pool, rotate, usable)
     if kernel not in _KERNELS:
         raise KernelUnavailable(
             f"there is no kernel {kernel!r}; choose auto or one of {', '.join(AVAILABLE_KERNELS)}"
@@ -117,3 +153,14 @@ def make_corrector(pool: KVPoolView, kernel: str = "auto", rotate: bool = True) 
             f"{', '.join(usable)}"
         )
     return build(pool, rotate)
+
+
+def _first_that_works(pool: KVPoolView, rotate: bool, usable: list[str]) -> Corrector:
+    """The preferred kernel that builds; the last one, torch, always does."""
+    for name in usable[:-1]:
+        try:
+            return _KERNELS[name][0](pool, rotate)
+        except Exception as error:
+            # A compiler missing at run time must not keep the server from starting.
+            logger.warning("kernel %r does not build here (%s), trying the next", name, error)
+    return _KERNELS[usable[-1]][0](pool, rotate)

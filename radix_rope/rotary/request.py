@@ -98,9 +98,9 @@ class MoveChecker:
             repeats, overlaps = torch.stack((repeated, shared)).tolist()
             self._owner[dst] = -1
         if overlaps:
-            common = src[torch.isin(src, dst)].unique()
+            common = src[torch.isin(src, dst)]
             raise SlotOverlap(
-                f"{common.numel()} slots are both source and destination (first: "
+                f"{common.numel()} source slots are also destinations (one is "
                 f"{int(common[0])}); moving in place would read rotated keys: move them "
                 "through other slots"
             )

@@ -25,7 +25,7 @@ def _bits(buffer: torch.Tensor) -> torch.Tensor:
     return buffer.view(_BITS[buffer.element_size()])
 
 
-def _read(buffer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+def read_rows(buffer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Gathers rows: ``[tokens, heads, dim]``, as bits."""
     bits = _bits(buffer)
     if bits.dim() == 3:
@@ -34,7 +34,7 @@ def _read(buffer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return bits[slots // page, slots % page]
 
 
-def _write(buffer: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+def write_rows(buffer: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
     """Scatters rows ``[tokens, heads, dim]``, given as bits."""
     bits = _bits(buffer)
     if bits.dim() == 3:
@@ -68,7 +68,7 @@ class TorchCorrector:
             block = slice(start, start + BLOCK_TOKENS)
             source, target = move.src[block], move.dst[block]
             for buffer in pool.v:
-                _write(buffer, target, _read(buffer, source))
+                write_rows(buffer, target, read_rows(buffer, source))
             self._move_keys(move, block, source, target)
 
     def _move_keys(
@@ -80,7 +80,7 @@ class TorchCorrector:
         still = (move.deltas == 0).to(pool.device)[row].view(-1, 1, 1)
         tables: dict[tuple[float, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         for buffer, spec in zip(pool.k, pool.specs, strict=True):
-            rows = _read(buffer, source)
+            rows = read_rows(buffer, source)
             if self._rotate and spec.has_rope:
                 if spec.inv_freq not in tables:
                     cos, sin = angle_table(spec.inv_freq, deltas)
@@ -105,4 +105,4 @@ class TorchCorrector:
                 out_second.copy_(second * cos_rows + first * sin_rows)
                 stored = _bits(round_to(moved, buffer.dtype))
                 rows[..., lo:hi] = torch.where(still, part, stored)
-            _write(buffer, target, rows)
+            write_rows(buffer, target, rows)
