@@ -43,35 +43,28 @@ FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2 = range(5)
 ) = range(19)
 
 
-def _loader(llvm_type: ir.Type, numba_type: Any) -> Any:
+def _pointer(numba_type: Any) -> Any:
+    """A function from an address to an indexable pointer.
+
+    NOTE: one pointer per row, indexed in the loop. Converting an address at each access hides
+    from LLVM that accesses are consecutive, and nothing is vectorised.
+    """
+
     @intrinsic  # type: ignore[untyped-decorator]
-    def load(typingctx: Any, address: Any) -> Any:
+    def pointer(typingctx: Any, address: Any) -> Any:
+        result = types.CPointer(numba_type)
+
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.load(builder.inttoptr(args[0], llvm_type.as_pointer()))
+            return builder.inttoptr(args[0], context.get_value_type(result))
 
-        return numba_type(types.int64), codegen
+        return result(types.int64), codegen
 
-    return load
-
-
-def _storer(llvm_type: ir.Type, numba_type: Any) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
-    def store(typingctx: Any, address: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            builder.store(args[1], builder.inttoptr(args[0], llvm_type.as_pointer()))
-            return context.get_dummy_value()
-
-        return types.void(types.int64, numba_type), codegen
-
-    return store
+    return pointer
 
 
-_load_f32 = _loader(ir.FloatType(), types.float32)
-_load_u16 = _loader(ir.IntType(16), types.uint16)
-_load_u8 = _loader(ir.IntType(8), types.uint8)
-_store_f32 = _storer(ir.FloatType(), types.float32)
-_store_u16 = _storer(ir.IntType(16), types.uint16)
-_store_u8 = _storer(ir.IntType(8), types.uint8)
+_f32_at = _pointer(types.float32)
+_u16_at = _pointer(types.uint16)
+_u8_at = _pointer(types.uint8)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -124,42 +117,6 @@ def _half_of_float(typingctx: Any, value: Any) -> Any:
     return types.uint16(types.float32), codegen
 
 
-@njit(inline="never", nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _rotate_f32(src: int, dst: int, cos: int, sin: int, half: int, neox: int) -> None:
-    if neox != 0:
-        gap = 4 * half
-        for i in range(half):
-            a, b = _load_f32(src + 4 * i), _load_f32(src + gap + 4 * i)
-            c, s = _load_f32(cos + 4 * i), _load_f32(sin + 4 * i)
-            _store_f32(dst + 4 * i, a * c - b * s)
-            _store_f32(dst + gap + 4 * i, b * c + a * s)
-    else:
-        for i in range(half):
-            a, b = _load_f32(src + 8 * i), _load_f32(src + 8 * i + 4)
-            c, s = _load_f32(cos + 4 * i), _load_f32(sin + 4 * i)
-            _store_f32(dst + 8 * i, a * c - b * s)
-            _store_f32(dst + 8 * i + 4, b * c + a * s)
-
-
-@njit(inline="never", nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _rotate_f16(src: int, dst: int, cos: int, sin: int, half: int, neox: int) -> None:
-    if neox != 0:
-        gap = 2 * half
-        for i in range(half):
-            a = _float_of_half(_load_u16(src + 2 * i))
-            b = _float_of_half(_load_u16(src + gap + 2 * i))
-            c, s = _load_f32(cos + 4 * i), _load_f32(sin + 4 * i)
-            _store_u16(dst + 2 * i, _half_of_float(a * c - b * s))
-            _store_u16(dst + gap + 2 * i, _half_of_float(b * c + a * s))
-    else:
-        for i in range(half):
-            a = _float_of_half(_load_u16(src + 4 * i))
-            b = _float_of_half(_load_u16(src + 4 * i + 2))
-            c, s = _load_f32(cos + 4 * i), _load_f32(sin + 4 * i)
-            _store_u16(dst + 4 * i, _half_of_float(a * c - b * s))
-            _store_u16(dst + 4 * i + 2, _half_of_float(b * c + a * s))
-
-
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _float_of_bf16(stored: Any) -> Any:
     return _float_of_bits(np.uint32(np.uint32(stored) << np.uint32(16)))
@@ -175,65 +132,132 @@ def _bf16_of_float(value: Any) -> Any:
     return np.uint16(0x7FC0) if nan else np.uint16(rounded >> np.uint32(16))
 
 
-@njit(inline="never", nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _rotate_bf16(src: int, dst: int, cos: int, sin: int, half: int, neox: int) -> None:
-    if neox != 0:
-        gap = 2 * half
-        for i in range(half):
-            a = _float_of_bf16(_load_u16(src + 2 * i))
-            b = _float_of_bf16(_load_u16(src + gap + 2 * i))
-            c, s = _load_f32(cos + 4 * i), _load_f32(sin + 4 * i)
-            _store_u16(dst + 2 * i, _bf16_of_float(a * c - b * s))
-            _store_u16(dst + gap + 2 * i, _bf16_of_float(b * c + a * s))
-    else:
-        for i in range(half):
-            a = _float_of_bf16(_load_u16(src + 4 * i))
-            b = _float_of_bf16(_load_u16(src + 4 * i + 2))
-            c, s = _load_f32(cos + 4 * i), _load_f32(sin + 4 * i)
-            _store_u16(dst + 4 * i, _bf16_of_float(a * c - b * s))
-            _store_u16(dst + 4 * i + 2, _bf16_of_float(b * c + a * s))
-
-
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _fp8_of_float(value: Any, mantissa_bits: int, bias: int, largest: Any, nan_code: int) -> Any:
-    """Rounds to nearest even and saturates; `largest` is the largest finite value."""
-    all_bits = _bits_of_float(value)
-    sign = (np.int64(all_bits) >> 24) & 0x80
-    magnitude_bits = np.int64(all_bits) & 0x7FFFFFFF
-    if magnitude_bits > 0x7F800000:
-        return np.uint8(sign | nan_code)
-    magnitude = min(_float_of_bits(np.uint32(magnitude_bits)), largest)
-    shift = 23 - mantissa_bits
-    if magnitude < _float_of_bits(np.uint32((128 - bias) << 23)):
-        # Subnormal: adding this power of two leaves the code in the lowest bits, rounded
-        # to nearest even by the float32 addition itself.
-        magic = np.uint32((127 - bias + shift + 1) << 23)
-        code = np.int64(_bits_of_float(magnitude + _float_of_bits(magic))) - np.int64(magic)
-    else:
-        bits = np.int64(_bits_of_float(magnitude))
-        odd = (bits >> shift) & 1
-        code = (bits + ((bias - 127) << 23) + (1 << (shift - 1)) - 1 + odd) >> shift
+    """Rounds to nearest even and saturates; `largest` is the largest finite value.
+
+    Both cases are computed and one is chosen, so that the loop around it vectorises.
+    """
+    bits = _bits_of_float(value)
+    sign = np.uint32(np.uint32(bits >> np.uint32(24)) & np.uint32(0x80))
+    size = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    exact = _float_of_bits(size)
+    magnitude = largest if exact > largest else exact
+    body = _bits_of_float(magnitude)
+    shift = np.uint32(23 - mantissa_bits)
+    # Subnormal: adding this power of two leaves the code in the lowest bits, rounded to
+    # nearest even by the float32 addition itself.
+    magic = np.uint32((127 - bias + 23 - mantissa_bits + 1) << 23)
+    small = np.uint32(_bits_of_float(magnitude + _float_of_bits(magic)) - magic)
+    odd = np.uint32(np.uint32(body >> shift) & np.uint32(1))
+    rebias = np.uint32((127 - bias) << 23)
+    below_half = np.uint32((1 << (22 - mantissa_bits)) - 1)
+    normal = np.uint32(np.uint32(np.uint32(body - rebias) + np.uint32(below_half + odd)) >> shift)
+    code = small if body < np.uint32((128 - bias) << 23) else normal
+    if size > np.uint32(0x7F800000):
+        code = np.uint32(nan_code)
     return np.uint8(sign | code)
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _fp8_encode(value: Any, e4m3: int) -> Any:
-    if e4m3 != 0:
-        return _fp8_of_float(value, 3, 7, np.float32(448.0), 0x7F)
+def _e4m3_of_float(value: Any) -> Any:
+    return _fp8_of_float(value, 3, 7, np.float32(448.0), 0x7F)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _e5m2_of_float(value: Any) -> Any:
     return _fp8_of_float(value, 2, 15, np.float32(57344.0), 0x7E)
 
 
 @njit(inline="never", nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _rotate_fp8(
-    src: int, dst: int, cos: int, sin: int, half: int, neox: int, decode: int, e4m3: int
-) -> None:
-    gap, step = (half, 1) if neox != 0 else (1, 2)
-    for i in range(half):
-        a = _load_f32(decode + 4 * np.int64(_load_u8(src + step * i)))
-        b = _load_f32(decode + 4 * np.int64(_load_u8(src + gap + step * i)))
-        c, s = _load_f32(cos + 4 * i), _load_f32(sin + 4 * i)
-        _store_u8(dst + step * i, _fp8_encode(a * c - b * s, e4m3))
-        _store_u8(dst + gap + step * i, _fp8_encode(b * c + a * s, e4m3))
+def _rotate_f32(src: int, dst: int, cos: int, sin: int, half: int, neox: int) -> None:
+    c, s = _f32_at(cos), _f32_at(sin)
+    if neox != 0:
+        gap = 4 * half
+        a, b = _f32_at(src), _f32_at(src + gap)
+        low, high = _f32_at(dst), _f32_at(dst + gap)
+        for i in range(half):
+            x, y = a[i], b[i]
+            low[i] = x * c[i] - y * s[i]
+            high[i] = y * c[i] + x * s[i]
+    else:
+        pairs, out = _f32_at(src), _f32_at(dst)
+        for i in range(half):
+            x, y = pairs[2 * i], pairs[2 * i + 1]
+            out[2 * i] = x * c[i] - y * s[i]
+            out[2 * i + 1] = y * c[i] + x * s[i]
+
+
+@njit(inline="never", nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _rotate_f16(src: int, dst: int, cos: int, sin: int, half: int, neox: int) -> None:
+    c, s = _f32_at(cos), _f32_at(sin)
+    if neox != 0:
+        gap = 2 * half
+        a, b = _u16_at(src), _u16_at(src + gap)
+        low, high = _u16_at(dst), _u16_at(dst + gap)
+        for i in range(half):
+            x, y = _float_of_half(a[i]), _float_of_half(b[i])
+            low[i] = _half_of_float(x * c[i] - y * s[i])
+            high[i] = _half_of_float(y * c[i] + x * s[i])
+    else:
+        pairs, out = _u16_at(src), _u16_at(dst)
+        for i in range(half):
+            x, y = _float_of_half(pairs[2 * i]), _float_of_half(pairs[2 * i + 1])
+            out[2 * i] = _half_of_float(x * c[i] - y * s[i])
+            out[2 * i + 1] = _half_of_float(y * c[i] + x * s[i])
+
+
+@njit(inline="never", nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _rotate_bf16(src: int, dst: int, cos: int, sin: int, half: int, neox: int) -> None:
+    c, s = _f32_at(cos), _f32_at(sin)
+    if neox != 0:
+        gap = 2 * half
+        a, b = _u16_at(src), _u16_at(src + gap)
+        low, high = _u16_at(dst), _u16_at(dst + gap)
+        for i in range(half):
+            x, y = _float_of_bf16(a[i]), _float_of_bf16(b[i])
+            low[i] = _bf16_of_float(x * c[i] - y * s[i])
+            high[i] = _bf16_of_float(y * c[i] + x * s[i])
+    else:
+        pairs, out = _u16_at(src), _u16_at(dst)
+        for i in range(half):
+            x, y = _float_of_bf16(pairs[2 * i]), _float_of_bf16(pairs[2 * i + 1])
+            out[2 * i] = _bf16_of_float(x * c[i] - y * s[i])
+            out[2 * i + 1] = _bf16_of_float(y * c[i] + x * s[i])
+
+
+@njit(inline="never", nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _rotate_e4m3(src: int, dst: int, cos: int, sin: int, half: int, neox: int, decode: int) -> None:
+    c, s, value = _f32_at(cos), _f32_at(sin), _f32_at(decode)
+    if neox != 0:
+        a, b, low, high = _u8_at(src), _u8_at(src + half), _u8_at(dst), _u8_at(dst + half)
+        for i in range(half):
+            x, y = value[a[i]], value[b[i]]
+            low[i] = _e4m3_of_float(x * c[i] - y * s[i])
+            high[i] = _e4m3_of_float(y * c[i] + x * s[i])
+    else:
+        pairs, out = _u8_at(src), _u8_at(dst)
+        for i in range(half):
+            x, y = value[pairs[2 * i]], value[pairs[2 * i + 1]]
+            out[2 * i] = _e4m3_of_float(x * c[i] - y * s[i])
+            out[2 * i + 1] = _e4m3_of_float(y * c[i] + x * s[i])
+
+
+@njit(inline="never", nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _rotate_e5m2(src: int, dst: int, cos: int, sin: int, half: int, neox: int, decode: int) -> None:
+    c, s, value = _f32_at(cos), _f32_at(sin), _f32_at(decode)
+    if neox != 0:
+        a, b, low, high = _u8_at(src), _u8_at(src + half), _u8_at(dst), _u8_at(dst + half)
+        for i in range(half):
+            x, y = value[a[i]], value[b[i]]
+            low[i] = _e5m2_of_float(x * c[i] - y * s[i])
+            high[i] = _e5m2_of_float(y * c[i] + x * s[i])
+    else:
+        pairs, out = _u8_at(src), _u8_at(dst)
+        for i in range(half):
+            x, y = value[pairs[2 * i]], value[pairs[2 * i + 1]]
+            out[2 * i] = _e5m2_of_float(x * c[i] - y * s[i])
+            out[2 * i + 1] = _e5m2_of_float(y * c[i] + x * s[i])
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -310,6 +334,7 @@ def move_range(
                 _rotate_f16(read + begin, write + begin, cos, sin, half, neox)
             elif code == BFLOAT16:
                 _rotate_bf16(read + begin, write + begin, cos, sin, half, neox)
+            elif code == FLOAT8_E4M3:
+                _rotate_e4m3(read + begin, write + begin, cos, sin, half, neox, decode)
             else:
-                e4m3 = 1 if code == FLOAT8_E4M3 else 0
-                _rotate_fp8(read + begin, write + begin, cos, sin, half, neox, decode, e4m3)
+                _rotate_e5m2(read + begin, write + begin, cos, sin, half, neox, decode)
