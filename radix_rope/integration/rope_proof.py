@@ -135,6 +135,38 @@ def _head_spec(module: torch.nn.Module, spec: RopeSpec) -> RopeSpec:
     return spec if head == spec.head_dim else replace(spec, head_dim=head, rotary_offset=0)
 
 
+class _Probe:
+    """Stands in for the attention backend: records keys and answers with zeros.
+
+    Attributes are those that SGLang's models read from a backend.
+    """
+
+    # Where DeepSeek's models ask which of their two forms to compute, Triton's answer after a
+    # prefix is the absorbed one, whose keys are the rows that the pool stores.
+    prefill_attention_backend_str = "triton"
+    decode_attention_backend_str = "triton"
+
+    def __init__(self, layer_ids: set[int], rows: int) -> None:
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+        self._layer_ids = layer_ids
+        self._rows = rows
+
+    def forward(
+        self, q: torch.Tensor, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        if k is not None and layer.layer_id in self._layer_ids:
+            heads = layer.tp_k_head_num
+            key = k.reshape(self._rows, heads, -1)
+            self.values[layer.layer_id] = v.reshape(self._rows, heads, -1).to(torch.float64)
+            if kwargs.get("k_rope") is not None:
+                key = torch.cat((key, kwargs["k_rope"].reshape(self._rows, heads, -1)), dim=-1)
+            self.keys[layer.layer_id] = key.to(torch.float64)
+        if len(self.keys) == len(self._layer_ids):
+            raise _AllKeysSeen
+        return q.new_zeros((self._rows, layer.tp_q_head_num * layer.v_head_dim))
+
+
 def observed_keys(
     model: torch.nn.Module,
     layers: Sequence[AttentionLayer],
@@ -153,33 +185,9 @@ def observed_keys(
     Raises:
         UnsupportedRope: the model's forward failed outside the engine.
     """
-    keys: dict[int, torch.Tensor] = {}
-    values: dict[int, torch.Tensor] = {}
-    attentions = [child for layer in layers for child in _attentions(layer)]
-
-    def probe(attention: Any) -> Callable[..., torch.Tensor]:
-        def forward(
-            q: torch.Tensor, k: Any, v: Any, *args: Any, k_rope: Any = None, **kwargs: Any
-        ) -> torch.Tensor:
-            rows = len(positions)
-            if k is not None:
-                heads = attention.tp_k_head_num
-                key, value = k.reshape(rows, heads, -1), v.reshape(rows, heads, -1)
-                if k_rope is not None:
-                    key = torch.cat((key, k_rope.reshape(rows, heads, -1)), dim=-1)
-                keys[attention.layer_id] = key.to(torch.float64)
-                values[attention.layer_id] = value.to(torch.float64)
-            if len(keys) == len(layers):
-                raise _AllKeysSeen
-            width = attention.tp_q_head_num * attention.v_head_dim
-            return q.new_zeros((rows, width))
-
-        return forward
-
-    for attention in attentions:
-        attention.forward = probe(attention)
+    probe = _Probe({layer.layer_id for layer in layers}, len(positions))
     try:
-        _run_model(model, positions, device)
+        _run_model(model, probe, positions, device)
     except _AllKeysSeen:
         pass
     except Exception as error:
@@ -187,45 +195,44 @@ def observed_keys(
             type(model).__name__,
             f"it cannot be run on probe tokens, so its rotation is not proven ({error!r})",
         ) from error
-    finally:
-        for attention in attentions:
-            del attention.forward
-    missing = [layer.name for layer in layers if layer.layer_id not in keys]
+    missing = [layer.name for layer in layers if layer.layer_id not in probe.keys]
     if missing:
         raise UnsupportedRope(
             type(model).__name__, f"layer {missing[0]} gave no key to the attention probe"
         )
-    return keys, values
+    return probe.keys, probe.values
 
 
-def _attentions(layer: AttentionLayer) -> list[Any]:
-    return [child for child in layer.owner.children() if type(child).__name__ == "RadixAttention"]
-
-
-def _run_model(model: torch.nn.Module, positions: Sequence[int], device: torch.device) -> None:
+def _run_model(
+    model: torch.nn.Module, probe: _Probe, positions: Sequence[int], device: torch.device
+) -> None:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
     tokens = len(positions)
     where = torch.tensor(positions, dtype=torch.int64, device=device)
     ids = torch.full((tokens,), _PROBE_TOKEN, dtype=torch.int64, device=device)
-    one = torch.zeros(1, dtype=torch.int64, device=device)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    # A prefix of one token: see _Probe about DeepSeek.
+    prefix = 1
     batch = ForwardBatch(
         forward_mode=ForwardMode.EXTEND,
         batch_size=1,
         input_ids=ids,
-        req_pool_indices=one,
-        seq_lens=one + tokens,
+        req_pool_indices=zero,
+        seq_lens=zero + prefix + tokens,
         out_cache_loc=torch.arange(tokens, dtype=torch.int64, device=device),
-        seq_lens_sum=tokens,
-        seq_lens_cpu=torch.tensor([tokens]),
+        seq_lens_sum=prefix + tokens,
+        seq_lens_cpu=torch.tensor([prefix + tokens]),
         extend_num_tokens=tokens,
-        extend_seq_lens=(one + tokens).to(torch.int32),
-        extend_prefix_lens=one.to(torch.int32),
-        extend_start_loc=one.to(torch.int32),
+        extend_seq_lens=(zero + tokens).to(torch.int32),
+        extend_prefix_lens=(zero + prefix).to(torch.int32),
+        extend_start_loc=zero.to(torch.int32),
         extend_seq_lens_cpu=[tokens],
-        extend_prefix_lens_cpu=[0],
+        extend_prefix_lens_cpu=[prefix],
         positions=where,
         mrope_positions=where.expand(3, tokens),
     )
-    with torch.inference_mode():
+    context: Any = ForwardContext(attn_backend=probe)
+    with torch.inference_mode(), forward_context(context):
         model(ids, where, batch)
