@@ -35,6 +35,7 @@ COMPARISONS_PER_TOKEN = 0.5
 
 _FIRST_SLICE_TOKENS = 64
 _LAST_SLICE_TOKENS = 1 << 14
+_BLOCK_TOKENS = 1 << 13
 _BLOCK_WINDOWS = 256
 
 
@@ -84,12 +85,20 @@ class Search:
         # A run that touches the range and has 2 * stride - 1 tokens before `end` contains a
         # stored window that begins here or later.
         first = max(0, self.begin - (2 * stride - 2))
-        keys = fingerprint.at_every_offset(self.tokens[first:], stride, salt)
-        offsets, places = tree.index.lookup(keys)
+        proposed: list[Positions] = []
+        places: list[Places] = []
+        # Block by block: the arrays in between stay in the cache of one core.
+        for low in range(first, self.end - stride + 1, _BLOCK_TOKENS):
+            block = self.tokens[low : low + _BLOCK_TOKENS + stride - 1]
+            offsets, held = tree.index.lookup(fingerprint.at_every_offset(block, stride, salt))
+            proposed.append(offsets + low)
+            places += held
         tree.stats.windows_proposed += len(places)
-        if places and not self._examine_all(offsets + first, places):
-            tree.stats.budget_exhausted += 1
-            self._cover_rest(offsets + first, places)
+        if places:
+            positions = np.concatenate(proposed)
+            if not self._examine_all(positions, places):
+                tree.stats.budget_exhausted += 1
+                self._cover_rest(positions, places)
         tree.stats.comparisons += self.comparisons
         self.found.sort(key=lambda candidate: candidate.begin)
         return self.found
@@ -110,26 +119,24 @@ class Search:
                 if depth[position] >= cap and depth[position + tail] >= cap:
                     continue
                 held = places[i]
-                if isinstance(held, int):
-                    self._examine(position, held)
-                else:
-                    for place in held[: -cap - 1 : -1]:
-                        self._examine(position, place)
-                if self.comparisons > self.limit:
-                    return False
+                for place in (held,) if isinstance(held, int) else held[: -cap - 1 : -1]:
+                    self._examine(position, place)
+                    if self.comparisons > self.limit:
+                        return False
         return True
 
     def _cover_rest(self, positions: Positions, places: list[Places]) -> None:
         """Past the budget: give each stretch that no run covers yet one donor, left to right.
 
         Every run found here covers at least `stride` new tokens, so at most range / stride more
-        donors are extended.
+        donors are extended, and only as far to the left as their context counts.
         """
         covered = self.begin
         for position, held in zip(positions.tolist(), places, strict=True):
             if position < covered or self._depth[position]:
                 continue
             before = len(self.found)
+            self.leftmost = max(0, position - LEFT_CONTEXT_TOKENS)
             self._examine(position, held if isinstance(held, int) else held[-1])
             if len(self.found) > before:
                 covered = self.found[-1].end
