@@ -57,7 +57,7 @@ serve: model ## Serve the small model with radix_rope on PORT (default 30000)
 	echo "curl -s http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' -d '{\"model\": \"$(MODEL)\", \"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}], \"max_tokens\": 24}'"; \
 	exec '$(BIN)/python' -W ignore -m sglang.launch_server --model-path "$$model" \
 	  --served-model-name $(MODEL) --host 127.0.0.1 --port $(PORT) --dtype float32 \
-	  --max-total-tokens 20000 --enable-cache-report --radix-cache-impl radix_rope $(SERVE_ARGS)
+	  --max-total-tokens 20000 --sleep-on-idle --enable-cache-report --radix-cache-impl radix_rope $(SERVE_ARGS)
 
 test: model ## Run the tests that CI runs (under 20 minutes on 2 cores)
 	'$(BIN)/python' -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey, TreeNode
+from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
 from radix_rope.config import RadixRopeConfig
 from radix_rope.content.plan import PlanOptions, Run
@@ -114,8 +114,8 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
             self._inserting = None
 
     def _insert_helper(
-        self, node: TreeNode, key: RadixKey, value: Any, priority: int = 0, inserted_len: int = 0
-    ) -> tuple[int, TreeNode]:
+        self, node: Any, key: RadixKey, value: Any, priority: int = 0, inserted_len: int = 0
+    ) -> tuple[int, Any]:
         prefix_len, leaf = super()._insert_helper(node, key, value, priority, inserted_len)
         if self.content is not None:
             if prefix_len < len(key):
@@ -124,7 +124,7 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
                 self.content.touch(leaf.segment)
         return prefix_len, leaf
 
-    def _add_segments(self, leaf: TreeNode) -> TreeNode:
+    def _add_segments(self, leaf: Any) -> Any:
         """Give a new leaf its segment and cut it where the provenance changes."""
         assert self.content is not None
         # The index keeps a view of the tokens, so the array must be the node's
@@ -152,18 +152,18 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
                 self.content.set_provenance(leaf.segment, provenance)
         return leaf
 
-    def _split_node(self, key: RadixKey, child: TreeNode, split_len: int) -> TreeNode:
+    def _split_node(self, key: RadixKey, child: Any, split_len: int) -> Any:
         upper = super()._split_node(key, child, split_len)
         if self.content is not None:
             upper.segment = self.content.split(child.segment, split_len, owner=upper)
         return upper
 
-    def _delete_leaf(self, node: TreeNode) -> None:
+    def _delete_leaf(self, node: Any) -> None:
         super()._delete_leaf(node)
         if self.content is not None:
             self.content.remove(node.segment)
 
-    def _match_prefix_helper(self, node: TreeNode, key: RadixKey) -> tuple[Any, TreeNode]:
+    def _match_prefix_helper(self, node: Any, key: RadixKey) -> tuple[Any, Any]:
         value, last = super()._match_prefix_helper(node, key)
         if self.content is not None and last is not self.root_node:
             self.content.touch(last.segment)
@@ -202,10 +202,11 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
             indexed = sum(1 for _ in self.content.segments())
             assert segments == indexed, f"{segments} nodes, but {indexed} segments"
 
-    def _check_segment(self, parent: TreeNode, node: TreeNode) -> None:
+    def _check_segment(self, parent: Any, node: Any) -> None:
         segment: Segment = node.segment
         above = _segment(parent)
-        assert segment.owner is node, "a segment belongs to another node"
+        owner: Any = segment.owner
+        assert owner is node, "a segment belongs to another node"
         assert segment.parent is above, "a segment hangs below another parent"
         assert segment.start == (0 if above is None else above.end), "wrong absolute start"
         assert segment.namespace == (node.key.extra_key, node.key.cache_salt), "wrong namespace"

@@ -120,8 +120,9 @@ def _copy_runs(runner: Any, forward_batch: Any, reuse: BatchReuse, order: dict[s
         for run in entry.plan.runs:
             target.append(row[run.begin : run.end])
             delta.append(torch.full((run.end - run.begin,), run.delta, dtype=torch.int64))
-    if source:
-        reuse.cache.corrector.move(
+    corrector = reuse.cache.corrector
+    if source and corrector is not None:
+        corrector.move(
             torch.cat(source), torch.cat(target).to(torch.int64), torch.cat(delta)
         )
 

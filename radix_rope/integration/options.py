@@ -15,7 +15,8 @@ from typing import Any
 from radix_rope.config import ENV_VAR, ConfigError, config_from_env, describe_options, parse_config
 from radix_rope.integration import seams
 
-# A dotted path chosen on the command line, for the processes that come after.
+# Dotted paths (comma-separated) chosen on the command line, for the processes
+# that come after: each of them registers these.
 IMPL_ENV_VAR = "RADIX_ROPE_CACHE_IMPL"
 
 

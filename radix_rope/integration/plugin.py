@@ -26,8 +26,7 @@ def register() -> None:
     seams.hook(seams.ADD_CLI_ARGS, options.add_cli_args)
     seams.hook(seams.RESOLVE_ARGS, options.check_server_args)
     _offer_cpu_attention()
-    chosen = os.environ.get(options.IMPL_ENV_VAR)
-    if chosen:
+    for chosen in filter(None, os.environ.get(options.IMPL_ENV_VAR, "").split(",")):
         options.register_impl(chosen)
 
 

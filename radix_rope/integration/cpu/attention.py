@@ -137,8 +137,9 @@ def _attend(
     m, heads, dim = query.shape
     kv_heads = key.shape[0]
     group = heads // kv_heads
-    windowed = sliding_window_size is not None and sliding_window_size > -1
-    if prefix_tokens == 0 and not windowed:
+    # SGLang writes "no window" as None or -1.
+    window = None if sliding_window_size is None or sliding_window_size < 0 else sliding_window_size
+    if prefix_tokens == 0 and window is None:
         # Square and causal: the kernel skips the upper triangle by itself. One
         # call per member of the group, so that K and V are not repeated.
         grouped = query.view(m, kv_heads, group, dim)
@@ -155,12 +156,12 @@ def _attend(
     # [kv_heads, group * m, d]: the heads of a group are more query rows.
     folded = query.view(m, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
     mask = None
-    if m > 1 or windowed:
+    if m > 1 or window is not None:
         position = torch.arange(prefix_tokens, prefix_tokens + m).unsqueeze(1)
         column = torch.arange(prefix_tokens + m).unsqueeze(0)
         mask = column <= position
-        if windowed:
-            mask &= column >= position - sliding_window_size
+        if window is not None:
+            mask &= column >= position - window
         mask = mask.repeat(group, 1)
     out = scaled_dot_product_attention(
         folded.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), attn_mask=mask, scale=scaling

@@ -15,7 +15,7 @@ from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 ATTENTION_BACKEND = "radix_rope_cpu"
 
 
-class CpuPlatform(CpuDeviceMixin, SRTPlatform):
+class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
     """CPU without AMX, torch-native operators, no graphs, no Triton."""
 
     _enum = PlatformEnum.OOT

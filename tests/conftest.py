@@ -1,0 +1,87 @@
+"""Shared fixtures: the small model, its tokenizer, real engines, long text."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    """SmolLM2-135M-Instruct in float32; fetched and converted on first use."""
+    from radix_rope.models.fetch import fetch_model
+
+    return fetch_model("smollm2-135m-instruct", None, "float32")
+
+
+@pytest.fixture(scope="session")
+def encode(model_folder: Path) -> Callable[[str], list[int]]:
+    """Text to token ids, without special tokens."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.fixture(scope="session")
+def documents(encode: Callable[[str], list[int]]) -> list[list[int]]:
+    """Distinct English documents of 300 tokens: no 16 tokens occur in two places."""
+    import argparse
+    import collections
+    import inspect
+    import logging
+    import subprocess
+
+    text = " ".join(
+        re.sub(r"\s+", " ", doc)
+        for module in (argparse, logging, subprocess, collections)
+        for _, member in sorted(vars(module).items())
+        if (doc := inspect.getdoc(member)) and len(doc) > 80
+    )
+    tokens: list[int] = []
+    seen: set[tuple[int, ...]] = set()
+    for token in encode(text):
+        tokens.append(token)
+        window = tuple(tokens[-16:])
+        if len(window) == 16 and window in seen:
+            tokens.pop()
+        seen.add(window)
+    found = [tokens[i : i + 300] for i in range(0, len(tokens) - 300, 300)]
+    assert len(found) >= 20
+    return found
+
+
+@pytest.fixture(scope="session")
+def engines(model_folder: Path) -> Iterator[Callable[..., object]]:
+    """Start engines by name; each is started once and stopped at the end of the session."""
+    from tests.integration.engines import STOCK, EngineUnderTest
+
+    kinds: dict[str, tuple[str | None, dict[str, object], dict[str, object]]] = {
+        "stock": (STOCK, {}, {}),
+        "shifted": ("radix_rope", {"check_plans": True}, {}),
+        # Everything at once that changes how a prefill is cut.
+        "chunked": (
+            "radix_rope",
+            {"check_plans": True, "min_run_tokens": 32},
+            {
+                "page_size": 16,
+                "chunked_prefill_size": 256,
+                "enable_mixed_chunk": True,
+                "disable_overlap_schedule": True,
+                "max_total_tokens": 4096,
+            },
+        ),
+        "bf16": ("radix_rope", {"check_plans": True}, {"dtype": "bfloat16"}),
+    }
+    started: dict[str, EngineUnderTest] = {}
+
+    def start(name: str) -> EngineUnderTest:
+        if name not in started:
+            impl, config, args = kinds[name]
+            started[name] = EngineUnderTest(model_folder, impl, config, **args)
+        return started[name]
+
+    yield start
+    for engine in started.values():
+        engine.stop()

@@ -1,0 +1,112 @@
+"""Real SGLang engines for tests: started once, shared, stopped at the end."""
+
+import json
+import os
+import pickle
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+STOCK = "sglang.srt.mem_cache.radix_cache:RadixCache"
+PROBE = "tests.integration.probe:ProbeCache"
+
+
+class EngineUnderTest:
+    """An engine with short-hands for what the tests ask."""
+
+    def __init__(self, model: Path, impl: str | None, config: dict[str, Any], **args: Any) -> None:
+        import sglang
+
+        # Scheduler processes inherit the environment, so set it for the start only.
+        before = {
+            key: os.environ.get(key) for key in ("RADIX_ROPE_CONFIG", "RADIX_ROPE_CACHE_IMPL")
+        }
+        os.environ["RADIX_ROPE_CONFIG"] = json.dumps(config)
+        os.environ["RADIX_ROPE_CACHE_IMPL"] = PROBE
+        if impl is not None and ":" in impl:
+            from radix_rope.integration.options import register_impl
+            from sglang.srt.plugins import load_plugins
+
+            load_plugins()
+            register_impl(impl)
+            os.environ["RADIX_ROPE_CACHE_IMPL"] = f"{PROBE},{impl}"
+        try:
+            self.engine = sglang.Engine(
+                **{
+                    "model_path": str(model),
+                    "dtype": "float32",
+                    "max_total_tokens": 16000,
+                    "max_running_requests": 32,
+                    "disable_cuda_graph": True,
+                    # An idle scheduler would otherwise keep one of two cores busy.
+                    "sleep_on_idle": True,
+                    "radix_cache_backend": impl,
+                    "random_seed": 1,
+                    "log_level": "warning",
+                    **args,
+                }
+            )
+        finally:
+            for key, value in before.items():
+                os.environ.pop(key, None)
+                if value is not None:
+                    os.environ[key] = value
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int = 4, **args: Any
+    ) -> list[dict[str, Any]]:
+        """Greedy completions of token-id prompts, sent together."""
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+        # Engine.generate knows fewer arguments (no extra_key) than the request has.
+        request = GenerateReqInput(
+            input_ids=[list(p) for p in prompts], sampling_params=sampling, **args
+        )
+        generator = self.engine.tokenizer_manager.generate_request(request, None)
+        result: list[dict[str, Any]] = self.engine.loop.run_until_complete(anext(generator))
+        return result
+
+    def one(self, prompt: Sequence[int], max_new_tokens: int = 4, **args: Any) -> dict[str, Any]:
+        """One greedy completion."""
+        return self.generate([prompt], max_new_tokens, **args)[0]
+
+    def probe(self, function: str, **arguments: Any) -> Any:
+        """Run a function of `probe.py` in the scheduler process."""
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "result"
+            self.engine.collective_rpc(
+                "radix_rope_probe",
+                function=function,
+                output=str(output),
+                arguments=pickle.dumps(arguments),
+            )
+            return pickle.loads(output.read_bytes())
+
+    def flush(self) -> None:
+        """Empty the cache."""
+        assert self.engine.flush_cache().success
+
+    def assert_nothing_lost(self) -> None:
+        """Every slot is free or in the tree, nothing is locked, tree and index agree."""
+        state = self.probe("accounting")
+        assert state["available"] + state["evictable"] == state["total"], state
+        assert state["protected"] == 0, state
+        assert state["free_requests"] == state["requests"], state
+
+    def stop(self) -> None:
+        """End the engine's processes."""
+        self.engine.shutdown()
+
+
+def shifted(result: dict[str, Any]) -> int:
+    """Tokens a request took from approximate KV."""
+    details = result["meta_info"]["cached_tokens_details"]
+    return 0 if details is None else int(details.get("shifted", 0))
+
+
+def exact(result: dict[str, Any]) -> int:
+    """Tokens a request took from an exact prefix."""
+    details = result["meta_info"]["cached_tokens_details"]
+    return 0 if details is None else int(details["device"])

@@ -1,0 +1,102 @@
+"""Looks inside a scheduler process on behalf of a test.
+
+A test names a function here and gets back what it returned: the scheduler
+loads this module as a dotted-path cache implementation (which nobody selects)
+and runs the function through SGLang's own RPC.
+"""
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+
+
+class ProbeCache(RadixCache):
+    """Never built: naming it makes SGLang's processes import this module."""
+
+
+def _run(scheduler: Any, function: str, output: str, arguments: bytes) -> None:
+    result = globals()[function](scheduler, **pickle.loads(arguments))
+    Path(output).write_bytes(pickle.dumps(result))
+
+
+Scheduler.radix_rope_probe = _run
+
+
+def accounting(scheduler: Any) -> dict[str, int]:
+    """Every slot of the pool by state, after checking tree and index."""
+    cache = scheduler.tree_cache
+    if hasattr(cache, "check_invariants"):
+        cache.check_invariants()
+    allocator = cache.token_to_kv_pool_allocator
+    return {
+        "available": allocator.available_size(),
+        "evictable": cache.evictable_size(),
+        "protected": cache.protected_size(),
+        "total": allocator.size,
+        "free_requests": len(scheduler.req_to_token_pool.free_slots),
+        "requests": scheduler.req_to_token_pool.size,
+    }
+
+
+def set_plan_options(scheduler: Any, **options: Any) -> None:
+    """Change the planner's options of a running server."""
+    cache = scheduler.tree_cache
+    cache.plan_options = replace(cache.plan_options, **options)
+
+
+def cached_kv(scheduler: Any, tokens: list[int]) -> dict[str, Any]:
+    """K and V of the cached prefix of `tokens`, all layers, and its nodes' provenance."""
+    cache = scheduler.tree_cache
+    nodes, node, rest = [], cache.root_node, RadixKey(_array(tokens))
+    while len(rest) >= cache.page_size:
+        child = node.children.get(rest.child_key(cache.page_size))
+        if child is None or child.key.match(rest, page_size=cache.page_size) < len(child.key):
+            break
+        nodes.append(child)
+        node, rest = child, rest[len(child.key) :]
+    slots = torch.cat([n.value for n in nodes]) if nodes else torch.empty(0, dtype=torch.int64)
+    pool = cache.token_to_kv_pool_allocator.get_kvcache()
+    return {
+        "k": torch.stack([b[slots] for b in pool.k_buffer]).float().numpy(),
+        "v": torch.stack([b[slots] for b in pool.v_buffer]).float().numpy(),
+        "nodes": [(n.segment.start, n.segment.end, n.segment.provenance) for n in nodes],
+    }
+
+
+def plan_of(scheduler: Any, tokens: list[int], begin: int = 0) -> Any:
+    """(begin, end, delta) of the runs a request would reuse now."""
+    from radix_rope.content.planner import make_plan
+
+    cache = scheduler.tree_cache
+    plan = make_plan(
+        cache.content, np.array(tokens), begin, len(tokens), (None, None), cache.plan_options
+    )
+    return [] if plan is None else [(run.begin, run.end, run.delta) for run in plan.runs]
+
+
+def inject_failure(scheduler: Any, where: str, times: int = 1) -> None:
+    """Make the next calls of a step raise once each."""
+    import radix_rope.integration.hooks as hooks
+
+    original = getattr(hooks, where)
+    left = [times]
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        if left[0] > 0:
+            left[0] -= 1
+            raise RuntimeError("injected by a test")
+        return original(*args, **kwargs)
+
+    setattr(hooks, where, fail)
+
+
+def _array(tokens: list[int]) -> Any:
+    from array import array
+
+    return array("q", tokens)
