@@ -81,20 +81,49 @@ def prove_rotation(
         seen, value = keys[layer.layer_id], values[layer.layer_id]
         if not bool(seen.abs().amax() > 0):
             raise UnsupportedRope(spec.name, "the model produced only zero keys to prove it on")
-        # Values carry no position: by how much they differ between rows of one batch is how
-        # much the keys' content may differ too (another order of sums in the last rows).
-        noise = float((value - value[:1]).abs().amax() / value.abs().amax().clamp_min(1e-30))
-        roundings = 2.0 + 4.0 * noise / (torch.finfo(dtype).eps / 2)
-        proof = check_keys(seen, positions, spec, dtype, roundings)
+        proof = check_keys(seen, positions, spec, dtype, _content_roundings(value, dtype))
         require(proof, spec, _hint(seen, spec))
         proofs.append(LayerProof(spec, module_proof, proof))
     return proofs
+
+
+def _content_roundings(values: torch.Tensor, dtype: torch.dtype) -> float:
+    """By how many roundings the keys' content may differ between rows of one batch.
+
+    Values carry no position, so what they differ by shows it (the last rows of a matrix
+    product may be summed in another order).
+    """
+    exact = values.to(torch.float64)
+    noise = float((exact - exact[:1]).abs().amax() / exact.abs().amax().clamp_min(1e-30))
+    return 2.0 + 4.0 * noise / (torch.finfo(dtype).eps / 2)
 
 
 def _hint(keys: torch.Tensor, spec: RopeSpec) -> str:
     if spec.has_rope and torch.equal(keys, keys[:1].expand_as(keys)):
         return " (the keys are the same at every position: the layer does not use its RoPE)"
     return ""
+
+
+def layers_without_motion(model: torch.nn.Module, layers: Sequence[AttentionLayer]) -> set[int]:
+    """Layer ids whose keys do not depend on the position when the model runs.
+
+    Several models (Cohere 2, EXAONE 4, AFMoE, MiniCPM) hold a rotary module in every layer
+    and use it in some. A model that can't be run here yields nothing: its proof will say so.
+    """
+    positions = (0, 1, 17)
+    device = next(model.parameters()).device
+    try:
+        keys, values = observed_keys(model, layers, positions, device)
+    except UnsupportedRope:
+        return set()
+    still = set()
+    for layer in layers:
+        seen, value = keys[layer.layer_id], values[layer.layer_id]
+        unrotated = RopeSpec(seen.shape[-1], 0, name=layer.name)
+        roundings = _content_roundings(value, seen.dtype)
+        if check_keys(seen, positions, unrotated, seen.dtype, roundings).holds:
+            still.add(layer.layer_id)
+    return still
 
 
 def _prove_modules(
@@ -135,6 +164,13 @@ def _head_spec(module: torch.nn.Module, spec: RopeSpec) -> RopeSpec:
     return spec if head == spec.head_dim else replace(spec, head_dim=head, rotary_offset=0)
 
 
+class _NoPool:
+    """Stands in for the KV pool: nothing may be written while keys are only looked at."""
+
+    # Models that fuse RoPE with the write to a bfloat16 pool take the plain way for this one.
+    dtype = torch.float32
+
+
 class _Probe:
     """Stands in for the attention backend: records keys and answers with zeros.
 
@@ -145,6 +181,7 @@ class _Probe:
     # prefix is the absorbed one, whose keys are the rows that the pool stores.
     prefill_attention_backend_str = "triton"
     decode_attention_backend_str = "triton"
+    token_to_kv_pool = _NoPool()
 
     def __init__(self, layer_ids: set[int], rows: int) -> None:
         self.keys: dict[int, torch.Tensor] = {}
@@ -158,10 +195,10 @@ class _Probe:
         if k is not None and layer.layer_id in self._layer_ids:
             heads = layer.tp_k_head_num
             key = k.reshape(self._rows, heads, -1)
-            self.values[layer.layer_id] = v.reshape(self._rows, heads, -1).to(torch.float64)
+            self.values[layer.layer_id] = v.reshape(self._rows, heads, -1).clone()
             if kwargs.get("k_rope") is not None:
                 key = torch.cat((key, kwargs["k_rope"].reshape(self._rows, heads, -1)), dim=-1)
-            self.keys[layer.layer_id] = key.to(torch.float64)
+            self.keys[layer.layer_id] = key.clone()
         if len(self.keys) == len(self._layer_ids):
             raise _AllKeysSeen
         return q.new_zeros((self._rows, layer.tp_q_head_num * layer.v_head_dim))
@@ -179,8 +216,8 @@ def observed_keys(
     position alone.
 
     Returns:
-        ``(keys, values)`` by layer id: float64 ``[positions, heads, dim]`` as they would be
-        cached; for MLA the key is the whole row and the value its latent.
+        ``(keys, values)`` by layer id: ``[positions, heads, dim]`` in the model's dtype, as they
+        would be cached; for MLA the key is the whole row and the value its latent.
 
     Raises:
         UnsupportedRope: the model's forward failed outside the engine.

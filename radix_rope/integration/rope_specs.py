@@ -18,7 +18,7 @@ from radix_rope.integration.rope_layers import (
     rotary_module,
 )
 from radix_rope.integration.rope_modules import read_rope
-from radix_rope.integration.rope_proof import prove_rotation
+from radix_rope.integration.rope_proof import layers_without_motion, prove_rotation
 from radix_rope.integration.rope_verify import verify_command
 from radix_rope.rotary.pool import KVPoolView
 from radix_rope.rotary.spec import RopeSpec, UnsupportedRope
@@ -66,6 +66,11 @@ def read_rope_specs(
             "attention layers were found there (hybrid, recurrent or shared layers)",
         )
     specs = [_layer_spec(model, layer, kv_pool, context_len) for layer in local]
+    still = layers_without_motion(model, local)
+    specs = [
+        _without_rope(spec, layer) if layer.layer_id in still else spec
+        for layer, spec in zip(local, specs, strict=True)
+    ]
     if not any(spec.has_rope for spec in specs):
         raise UnsupportedRope(
             type(model).__name__,
@@ -73,6 +78,10 @@ def read_rope_specs(
             "ALiBi positions cannot be moved by a rotation",
         )
     return specs
+
+
+def _without_rope(spec: RopeSpec, layer: AttentionLayer) -> RopeSpec:
+    return RopeSpec(spec.head_dim, 0, name=f"no RoPE ({layer.name})")
 
 
 def _layer_spec(
@@ -83,7 +92,7 @@ def _layer_spec(
     module = rotary_module(model, layer)
     if module is None:
         _refuse_other_positions(model, layer)
-        return RopeSpec(row_dim, 0, name=f"no RoPE ({layer.name})")
+        return _without_rope(RopeSpec(row_dim, 0), layer)
     offset = 0 if rank is None else int(rank)
     return read_rope(module, layer.name, row_dim, offset, context_len)
 
