@@ -275,7 +275,7 @@ class TestChoice:
 
     def test_unknown_kernel_lists_those_that_exist(self) -> None:
         pool = support.make_pool(SPECS[:1], torch.float32)
-        with pytest.raises(KernelUnavailable, match="'magic'.*cpu, triton, flashinfer, torch"):
+        with pytest.raises(KernelUnavailable, match=r"'magic'.*cpu, triton, flashinfer, torch"):
             make_corrector(pool.view, "magic")
 
     def test_unavailable_kernel_says_why_and_what_works(self) -> None:
