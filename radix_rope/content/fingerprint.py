@@ -22,7 +22,8 @@ Keys = npt.NDArray[np.uint64]
 
 _BASE = 0x9E3779B97F4A7C15 | 1
 _MASK = (1 << 64) - 1
-_KEY_SHIFT = np.uint64(4)  # 60 bits: a Python int of two digits, 32 bytes instead of 36
+KEY_BITS = 60  # a Python int of two digits: 32 bytes instead of 36
+_KEY_SHIFT = np.uint64(64 - KEY_BITS)
 
 
 def _mixed(tokens: Tokens) -> Keys:

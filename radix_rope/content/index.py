@@ -1,18 +1,18 @@
 """The window index: from a fingerprint to the places where such a window is cached.
 
-Owns the table, its order of donors and the filter in front of it. May not know segments or tokens:
-a place is a number (`pack_place`), and what it means is the tree's business.
+Owns the table and its order of donors; a filter stands in front of it. May not know segments or
+tokens: a place is a number (`pack_place`), and what it means is the tree's business.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 from sys import getsizeof
 
 import numpy as np
 import numpy.typing as npt
 
+from radix_rope.content.filter import KeyFilter
 from radix_rope.content.fingerprint import Keys
 
 Places = int | list[int]
@@ -24,11 +24,6 @@ MAX_WINDOWS_PER_PATH = 1 << _WINDOW_BITS
 MAX_STRIPS = 1 << _STRIP_BITS
 _LAST_WINDOW = MAX_WINDOWS_PER_PATH - 1
 _INT_BYTES = 32  # a Python int between 2**30 and 2**60
-
-_MIN_CELLS = 1 << 12
-_CELLS_PER_KEY = 16  # at least, so a foreign key passes with (1/8)**2 at most
-_FULL = 255  # a cell that reached this is never counted down again: it only costs lookups
-_SECOND_HASH = np.uint64(0x9FB21C651E98DF25)
 
 
 def pack_place(rank: int, strip_id: int, window: int) -> int:
@@ -44,69 +39,6 @@ def unpack_place(place: int) -> tuple[int, int, int]:
     """(rank, strip_id, window) of a place."""
     rest = place >> _WINDOW_BITS
     return rest >> _STRIP_BITS, rest & (MAX_STRIPS - 1), _LAST_WINDOW - (place & _LAST_WINDOW)
-
-
-class KeyFilter:
-    """Says quickly, for many keys at once, which are surely not in the table.
-
-    A counting Bloom filter with two cells of one byte per key. `cells` is a power of two and at
-    least `_CELLS_PER_KEY` times the keys; it grows by being rebuilt and never shrinks.
-    """
-
-    __slots__ = ("_counts", "_first_shift", "_second_shift", "cells", "keys")
-
-    def __init__(self, cells: int = _MIN_CELLS) -> None:
-        """Make an empty filter of `cells` cells, a power of two."""
-        self.keys = 0
-        self._allocate(cells)
-
-    def _allocate(self, cells: int) -> None:
-        self.cells = cells
-        self._counts = np.zeros(cells, dtype=np.uint8)
-        bits = cells.bit_length() - 1
-        self._first_shift = np.uint64(60 - bits)
-        self._second_shift = np.uint64(64 - bits)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the cells."""
-        return int(self._counts.nbytes)
-
-    def _first(self, keys: Keys) -> npt.NDArray[np.int64]:
-        return (keys >> self._first_shift).view(np.int64)
-
-    def _second(self, keys: Keys) -> npt.NDArray[np.int64]:
-        return ((keys * _SECOND_HASH) >> self._second_shift).view(np.int64)
-
-    def passing(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Ascending indices of the keys that may be in the table. O(keys), vectorised."""
-        passed = self._counts.take(self._first(keys)).nonzero()[0]
-        if len(passed):
-            second = self._counts.take(self._second(keys.take(passed)))
-            passed = passed[second != 0]
-        return passed
-
-    def add(self, keys: Keys, table: Iterable[int], table_size: int) -> None:
-        """Add distinct keys that are new; `table` yields all keys including them, for a rebuild."""
-        self.keys += len(keys)
-        if self.keys * _CELLS_PER_KEY > self.cells:
-            cells = self.cells
-            while self.keys * _CELLS_PER_KEY > cells:
-                cells *= 2
-            self._allocate(cells)
-            keys = np.fromiter(table, dtype=np.uint64, count=table_size)
-        for cells_of in (self._first, self._second):
-            touched, times = np.unique(cells_of(keys), return_counts=True)
-            self._counts[touched] = np.minimum(self._counts[touched] + times, _FULL)
-
-    def discard(self, keys: Keys) -> None:
-        """Remove distinct keys that were added before."""
-        self.keys -= len(keys)
-        for cells_of in (self._first, self._second):
-            touched, times = np.unique(cells_of(keys), return_counts=True)
-            counts = self._counts[touched]
-            left = np.where(counts == _FULL, _FULL, counts - np.minimum(times, counts))
-            self._counts[touched] = left
 
 
 class WindowIndex:
@@ -202,12 +134,10 @@ class WindowIndex:
         """Assert the index's own invariants and return its content as key -> places."""
         content = {k: [p] if isinstance(p, int) else list(p) for k, p in self._table.items()}
         assert sum(map(len, content.values())) == self.entries, "entry counter is off"
-        assert self._filter.keys == len(content), "filter's key counter is off"
         for key, places in content.items():
             assert places == sorted(set(places)), f"places of {key:#x} unordered or repeated"
             assert isinstance(self._table[key], int) == (len(places) == 1)
-        keys = np.fromiter(content, dtype=np.uint64, count=len(content))
-        assert len(self._filter.passing(keys)) == len(keys), "filter denies a key of the table"
+        self._filter.check(np.fromiter(content, dtype=np.uint64, count=len(content)))
         lists = sum(getsizeof(p) for p in self._table.values() if isinstance(p, list))
         assert lists == self._list_bytes, "byte counter of lists is off"
         return content

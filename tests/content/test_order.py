@@ -226,6 +226,27 @@ def test_provenance_that_changes_within_a_donor_costs_one_head() -> None:
     assert [p.length for p in run.pieces] == [234, 500, 250]
 
 
+def test_a_short_approximate_part_joins_the_exact_run_beside_it() -> None:
+    """40 approximate tokens at either end or in the middle are worth no run of their own."""
+    for cuts, kinds in (
+        ([340], [APPROXIMATE, EXACT]),
+        ([1260], [EXACT, APPROXIMATE]),
+        ([700, 740], [EXACT, APPROXIMATE, EXACT]),
+        ([700, 740], [APPROXIMATE, EXACT, APPROXIMATE]),
+    ):
+        case = Case(size=1000)
+        segment = case.donor(size=1000)
+        parts = [segment]
+        for cut in reversed(cuts):
+            parts.insert(0, case.tree.split(parts[0], cut))
+        for part, kind in zip(parts, kinds, strict=True):
+            case.tree.set_provenance(part, kind)
+        plan = case.plan()
+        assert plan is not None
+        at = case.document_at
+        assert [(r.begin - at, r.end - at) for r in plan.runs] == [(16, 1000)]
+
+
 def test_another_exact_donor_replaces_the_approximate_middle() -> None:
     case = Case(size=1000)
     segment = case.donor(size=1000)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from radix_rope.content import ContentTree, PlanOptions, Provenance, fingerprint, make_plan
-from radix_rope.content.index import KeyFilter, WindowIndex, pack_place, unpack_place
+from radix_rope.content.filter import KeyFilter
+from radix_rope.content.index import WindowIndex, pack_place, unpack_place
 
 RANDOM = np.random.default_rng(2)
 
@@ -272,9 +273,21 @@ def test_filter_counts_saturate_without_denying() -> None:
     keys = np.arange(300, dtype=np.uint64) + np.uint64(1 << 59)  # share their first cell
     filter_.add(keys[:200], keys[:200].tolist(), 200)
     filter_.add(keys[200:], keys.tolist(), 300)
+    filter_.check(keys)
     filter_.discard(keys[:299])
-    assert filter_.passing(keys)[-1] == 299
-    assert filter_.keys == 1
+    filter_.check(keys[299:])
+
+
+def test_filter_forgets_and_keeps_most_foreign_keys_out() -> None:
+    keys = RANDOM.integers(0, 1 << 60, 5000, dtype=np.uint64)
+    foreign = RANDOM.integers(0, 1 << 60, 100_000, dtype=np.uint64)
+    filter_ = KeyFilter()
+    for stop in range(500, 5001, 500):
+        filter_.add(keys[stop - 500 : stop], keys[:stop].tolist(), stop)
+        filter_.check(keys[:stop])
+    assert len(filter_.passing(foreign)) < len(foreign) / 200
+    filter_.discard(keys)
+    assert len(filter_.passing(keys)) == len(filter_.passing(foreign)) == 0
 
 
 def test_index_refuses_to_remove_what_it_does_not_hold() -> None:
