@@ -30,11 +30,12 @@ LEFT_CONTEXT_TOKENS = 512
 """Shared left context counts up to here; runs are not extended further left of the range."""
 
 COMPARISONS_FIXED = 1024
-COMPARISONS_PER_TOKEN = 0.5
+COMPARISONS_PER_TOKEN = 0.125
 """The budget: slices compared per request, of at most `_LAST_SLICE_TOKENS` tokens each."""
 
 _FIRST_SLICE_TOKENS = 64
 _LAST_SLICE_TOKENS = 1 << 14
+_FIRST_DONORS = 4
 _BLOCK_TOKENS = 1 << 13
 _BLOCK_WINDOWS = 256
 
@@ -104,26 +105,55 @@ class Search:
         return self.found
 
     def _examine_all(self, positions: Positions, places: list[Places]) -> bool:
-        """Examine the donors of all proposed windows; False when the budget ran out before."""
-        cap, tail = self.tree.max_candidates, self.tree.stride - 1
+        """Examine the donors of all proposed windows; False when the budget ran out before.
+
+        The few best donors of every window come first, so that a spent budget is spread over the
+        request, then the others of windows that have more.
+        """
         donors = np.array([1 if isinstance(held, int) else len(held) for held in places])
         order = np.lexsort((positions, donors))
+        cap = self.tree.max_candidates
+        few = min(_FIRST_DONORS, cap)
+        left = self._examine_round(positions, places, order, few)
+        if left is not None and few < cap:
+            left = self._examine_round(positions, places, left, cap)
+        return left is not None
+
+    def _examine_round(
+        self, positions: Positions, places: list[Places], order: Positions, cap: int
+    ) -> Positions | None:
+        """Examine up to `cap` donors of each window in `order`.
+
+        Returns the windows that have more donors or were skipped, in order; None when the budget
+        ran out.
+        """
+        tail = self.tree.stride - 1
         depth = memoryview(self._depth)  # type: ignore[arg-type]
+        left = np.zeros(len(places), dtype=bool)
         for block in range(0, len(order), _BLOCK_WINDOWS):
             chosen = order[block : block + _BLOCK_WINDOWS]
             where = positions[chosen]
             # A window whose first and last token lie in enough runs already is skipped: first all
             # at once, then again because its block's own runs count too.
             is_open = np.minimum(self._depth[where], self._depth[where + tail]) < cap
+            left[chosen[~is_open]] = True
             for i, position in zip(chosen[is_open].tolist(), where[is_open].tolist(), strict=True):
                 if depth[position] >= cap and depth[position + tail] >= cap:
+                    left[i] = True
                     continue
                 held = places[i]
-                for place in (held,) if isinstance(held, int) else held[: -cap - 1 : -1]:
-                    self._examine(position, place)
-                    if self.comparisons > self.limit:
-                        return False
-        return True
+                if isinstance(held, int):
+                    self._examine(position, held)
+                else:
+                    left[i] = len(held) > cap
+                    for place in held[: -cap - 1 : -1]:
+                        self._examine(position, place)
+                        if self.comparisons > self.limit:
+                            return None
+                if self.comparisons > self.limit:
+                    return None
+        remaining: Positions = order[left[order]]
+        return remaining
 
     def _cover_rest(self, positions: Positions, places: list[Places]) -> None:
         """Past the budget: give each stretch that no run covers yet one donor, left to right.
