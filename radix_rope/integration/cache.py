@@ -5,9 +5,11 @@ KV came from); splits, inserts and evictions keep tree and index in step. With
 content matching off, it is `RadixCache`. Planning and copying live elsewhere.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +22,9 @@ from radix_rope.content.segment import Provenance, Segment
 from radix_rope.content.tree import ContentTree
 from radix_rope.integration.request import EXACT, PathProvenance, RequestState, state_of
 from radix_rope.rotary.corrector import Corrector
+
+if TYPE_CHECKING:
+    from radix_rope.integration.reuse import BatchReuse
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +49,8 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         # how many rows a forward may have.
         self.corrector: Corrector | None = None
         self.max_rows = 0
+        # Plans of the batch prepared last; their donors are locked until it ran.
+        self.outstanding: BatchReuse | None = None
         # (spliced, approximate prefix) of the batch just prepared, for its log line.
         self.shifted_tokens_of_batch = (0, 0)
         self.content: ContentTree | None = None

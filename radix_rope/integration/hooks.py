@@ -53,7 +53,10 @@ def prepare_for_extend(original: Callable[..., Any], batch: Any) -> Any:
     cache = batch.tree_cache
     if not isinstance(cache, RadixRopeCache) or not cache.reuses:
         return original(batch)
-    reuse = plan_batch(cache, batch, cache.max_rows)
+    if cache.outstanding is not None:
+        # A batch that was prepared but never ran; its donors would stay locked.
+        cache.outstanding.release()
+    reuse = cache.outstanding = plan_batch(cache, batch, cache.max_rows)
     try:
         result = original(batch)
         cache.shifted_tokens_of_batch = commit(reuse, batch)

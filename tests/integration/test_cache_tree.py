@@ -32,7 +32,9 @@ class CountingAllocator:
         self.freed.extend(indices.tolist())
 
 
-def make(kind: type, page_size: int, policy: str, mode: str = "shifted") -> Any:
+def make(
+    kind: type, page_size: int, policy: str, mode: str = "shifted", is_eagle: bool = False
+) -> Any:
     params = CacheInitParams(
         disable=False,
         req_to_token_pool=None,
@@ -40,6 +42,7 @@ def make(kind: type, page_size: int, policy: str, mode: str = "shifted") -> Any:
         page_size=page_size,
         eviction_policy=policy,
         enable_kv_cache_events=True,
+        is_eagle=is_eagle,
     )
     if kind is RadixRopeCache:
         return RadixRopeCache(params, RadixRopeConfig(mode=mode, stride=4))
@@ -109,12 +112,13 @@ def _event(event: Any) -> Any:
     st.sampled_from([1, 4, 16]),
     st.sampled_from(["lru", "lfu", "fifo", "mru", "filo", "priority"]),
     st.sampled_from(["shifted", "exact", "off"]),
+    st.booleans(),
 )
 def test_answers_like_stock_and_keeps_the_index_in_step(
-    operations: list[tuple[Any, ...]], page_size: int, policy: str, mode: str
+    operations: list[tuple[Any, ...]], page_size: int, policy: str, mode: str, is_eagle: bool
 ) -> None:
-    ours = Driver(make(RadixRopeCache, page_size, policy, mode))
-    stock = Driver(make(RadixCache, page_size, policy))
+    ours = Driver(make(RadixRopeCache, page_size, policy, mode, is_eagle))
+    stock = Driver(make(RadixCache, page_size, policy, is_eagle=is_eagle))
     for op in operations:
         ours.run(op)
         stock.run(op)
