@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from radix_rope.content import ContentTree, Segment, check_plan, make_plan, search
+from radix_rope.content import ContentTree, ReusePlan, Segment, check_plan, make_plan, search
 
 Tokens = npt.NDArray[np.int64]
 Adversary = tuple[str, list[Tokens], Tokens]
@@ -136,11 +136,15 @@ class Caches:
             ratio = stats.index_bytes / stats.cached_tokens
             self.worst_bytes_per_token = max(self.worst_bytes_per_token, ratio)
 
-    def shifted(self, size: int, share: float) -> Tokens:
-        """A request of slices of cached nodes at other offsets, and of new tokens."""
+    def shifted(self, size: int, share: float, turn: int) -> Tokens:
+        """A request of slices of cached nodes at other offsets, and of new tokens.
+
+        Where the hits stand depends on `turn` alone: all cache sizes are asked alike.
+        """
+        pattern = np.random.default_rng(turn)
         parts, length = [self.fresh(5)], 5
         while length < size:
-            if self.random.random() < share:
+            if pattern.random() < share:
                 node = self.nodes[int(self.random.integers(len(self.nodes)))]
                 start = int(self.random.integers(0, NODE_TOKENS - SLICE_TOKENS))
                 part = node[start : start + SLICE_TOKENS]
@@ -150,7 +154,7 @@ class Caches:
             length += len(part)
         return np.concatenate(parts)[:size]
 
-    def prefix(self, size: int, share: float) -> Tokens:
+    def prefix(self, size: int, share: float, turn: int) -> Tokens:
         """A request that begins as a cached path does and goes on with new tokens."""
         path = self.paths[int(self.random.integers(len(self.paths)))]
         known = path[: int(size * share)]
@@ -160,43 +164,67 @@ class Caches:
 COLD = np.zeros(1 << 23, dtype=np.int64)  # 64 MiB
 
 
-def measure_matches(caches: Caches, size: int, share: float, layout: str, repeat: int) -> Any:
-    """Time both on the same requests, in turns; returns one row of the table."""
+def measure_matches(
+    all_caches: list[Caches], size: int, share: float, layout: str, repeat: int
+) -> list[Any]:
+    """Time both on the same requests; returns one row of the table per cache.
+
+    Caches of all sizes take turns, so that what else the machine does falls on all of them alike.
+    """
+    stocks, ours = [Clock() for _ in all_caches], [Clock() for _ in all_caches]
+    reused = [0] * len(all_caches)
+    for turn in range(repeat + 1):
+        for i, caches in enumerate(all_caches):
+            request = getattr(caches, layout)(size, share, turn)
+            warm_up = turn == 0
+            clocks = (Clock(), Clock()) if warm_up else (stocks[i], ours[i])
+            plan = ask_both(caches, request, *clocks, stock_first=bool(turn % 2))
+            if plan is not None and not warm_up:
+                reused[i] += plan.reused_tokens
+    return [
+        {
+            "cached_tokens": caches.tree.stats.cached_tokens,
+            "request_tokens": size,
+            "hit_share": share,
+            "layout": layout,
+            "reused_share": reused[i] / repeat / size,
+            "stock": asdict(stocks[i].timing),
+            "ours": asdict(ours[i].timing),
+            "ratio": (stocks[i].timing.median_ms + ours[i].timing.median_ms)
+            / stocks[i].timing.median_ms,
+        }
+        for i, caches in enumerate(all_caches)
+    ]
+
+
+def ask_both(
+    caches: Caches, request: Tokens, stock: Clock, ours: Clock, stock_first: bool
+) -> ReusePlan | None:
+    """Ask stock for its match and us for the plan of the rest; returns our plan."""
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
-    stock, ours = Clock(), Clock()
-    reused = 0
-    for turn in range(repeat + 1):
-        request = getattr(caches, layout)(size, share)
-        tokens = array("q", request.tobytes())
+    tokens = array("q", request.tobytes())
 
-        def ask_stock(tokens: array[int] = tokens) -> int:
-            params = MatchPrefixParams(key=RadixKey(tokens))
-            return int(caches.stock.match_prefix(params).device_prefix_len)
+    def ask_stock() -> int:
+        params = MatchPrefixParams(key=RadixKey(tokens))
+        return int(caches.stock.match_prefix(params).device_prefix_len)
 
-        def ask_ours(begin: int, tokens: array[int] = tokens) -> Any:
-            view = np.frombuffer(tokens, dtype=np.int64)
-            return make_plan(caches.tree, view, begin, len(view), None)
+    begin = min(ask_stock(), len(tokens) - 1)
 
-        prefix = caches.stock.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
-        begin = min(int(prefix.device_prefix_len), size - 1)
-        order = [(stock, ask_stock), (ours, lambda begin=begin: ask_ours(begin))]
-        for clock, ask in order if turn % 2 else reversed(order):
-            COLD.sum()
-            answer = (clock if turn else Clock())(ask)  # the first turn warms up
-            if clock is ours and answer is not None:
-                reused += answer.reused_tokens if turn else 0
-    return {
-        "cached_tokens": caches.tree.stats.cached_tokens,
-        "request_tokens": size,
-        "hit_share": share,
-        "layout": layout,
-        "reused_share": reused / repeat / size,
-        "stock": asdict(stock.timing),
-        "ours": asdict(ours.timing),
-        "ratio": (stock.timing.median_ms + ours.timing.median_ms) / stock.timing.median_ms,
-    }
+    def ask_ours() -> ReusePlan | None:
+        view = np.frombuffer(tokens, dtype=np.int64)
+        return make_plan(caches.tree, view, begin, len(view), None)
+
+    COLD.sum()
+    if stock_first:
+        stock(ask_stock)
+        COLD.sum()
+    plan: ReusePlan | None = ours(ask_ours)
+    if not stock_first:
+        COLD.sum()
+        stock(ask_stock)
+    return plan
 
 
 def adversarial(random: np.random.Generator, scale: int) -> Iterator[Adversary]:
@@ -384,26 +412,31 @@ def main() -> None:
     cache_sizes = [100_000, 300_000] if args.quick else [100_000, 1_000_000, 4_000_000]
     requests = [1024, 8192] if args.quick else [1024, 8192, 32768, 131072]
     repeat = args.repeat or (5 if args.quick else 21)
-    shares = [0.0, 0.5, 0.95]
-
     print(
         f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, "
         f"numpy {np.__version__}, {repeat} repetitions"
     )
-    caches = Caches(seed=1)
-    matches: list[Any] = []
-    inserts: list[Any] = []
+    all_caches = []
     for cached_tokens in cache_sizes:
+        caches = Caches(seed=1)
         caches.fill(cached_tokens)
-        for size in requests:
-            for layout in ("shifted", "prefix"):
-                for share in shares if layout == "shifted" else shares[1:]:
-                    matches.append(measure_matches(caches, size, share, layout, repeat))
+        all_caches.append(caches)
+    kinds = [("shifted", share) for share in (0.0, 0.5, 0.95)]
+    kinds += [("prefix", share) for share in (0.5, 0.95)]
+    matches = [
+        row
+        for size in requests
+        for layout, share in kinds
+        for row in measure_matches(all_caches, size, share, layout, repeat)
+    ]
+    inserts: list[Any] = []
+    for caches in all_caches:
+        tokens = caches.tree.stats.cached_tokens
         caches.stock_insert, caches.our_insert = Clock(), Clock()
         for _ in range(repeat):
             COLD.sum()
             caches.add_node()
-        row = {"cached_tokens": cached_tokens}
+        row: dict[str, Any] = {"cached_tokens": tokens}
         row["stock"] = asdict(caches.stock_insert.timing)
         row["ours"] = asdict(caches.our_insert.timing)
         row["bytes_per_token"] = caches.tree.stats.index_bytes / caches.tree.stats.cached_tokens
@@ -411,9 +444,10 @@ def main() -> None:
     print_matches(matches)
     print_growth(matches)
     print_inserts(inserts)
+    worst = max(caches.worst_bytes_per_token for caches in all_caches)
     memory = measure_memory(cache_sizes[1])
     print(
-        f"worst index memory while filling: {caches.worst_bytes_per_token:.2f} bytes per token; "
+        f"worst index memory while filling: {worst:.2f} bytes per token; "
         f"allocated for the whole tree at {memory['cached_tokens']:,} tokens (tracemalloc): "
         f"{memory['allocated_bytes_per_token']:.2f}, reported for the index: "
         f"{memory['reported_bytes_per_token']:.2f}"
@@ -429,7 +463,7 @@ def main() -> None:
         numbers = {
             "matches": matches,
             "inserts": inserts,
-            "worst_index_bytes_per_token": caches.worst_bytes_per_token,
+            "worst_index_bytes_per_token": worst,
             "memory": memory,
             "adversarial": hard,
         }

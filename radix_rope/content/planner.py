@@ -7,7 +7,7 @@ request, so that every rank of a tensor parallel group makes the same one.
 Order of decisions, at the position where a run would begin (docs/matching.md): exact before
 approximate; longest shared left context, up to 512 tokens; a donor run that does not begin at
 position 0; computed before copied, fewer generations; longest remaining run; most recently used;
-first inserted. A run keeps its donor until that ends.
+first inserted, then lowest position. A run keeps its donor until that ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from radix_rope.content.segment import Provenance, Segment
 from radix_rope.content.tree import ContentTree, as_tokens
 
 Interval = tuple[int, int]
-_RankKey = tuple[bool, int, bool, bool, int, int, int, int]
+_RankKey = tuple[bool, int, bool, bool, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class _Stretch:
             provenance.generations,
             position - self.end,
             -segment.last_used,
-            segment.sequence,
+            segment.strip.strip_id,
+            position - self.candidate.delta,
         )
 
     def cut(self, begin: int, end: int) -> tuple[DonorPiece, ...]:

@@ -4,8 +4,8 @@ Owns verification, maximal extension and the bound of work per request. May not 
 reuse (the planner does) nor change the tree.
 
 Order of work, a pure function of tree and request: windows held by the fewest donors first (they
-tell the best donor apart), then ascending position; the donors of one window from best to worst
-by `pack_place`. Fingerprints propose, tokens decide.
+tell the best donor apart), then ascending position; of each the few best donors by `pack_place`,
+and in a second round the others. Fingerprints propose, tokens decide.
 """
 
 from __future__ import annotations

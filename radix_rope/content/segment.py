@@ -74,7 +74,7 @@ class Segment:
 
     `start` is the absolute position of `tokens[0]` on the path; `tokens` is int64 of shape (n,),
     n >= 1, possibly a view of the caller's memory, and must never change. `sequence` numbers
-    segments in order of creation and is the last tie-break of every decision.
+    segments in order of creation, so it names one where an address may not decide.
     """
 
     __slots__ = (

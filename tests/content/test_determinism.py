@@ -72,6 +72,28 @@ def test_digest_tells_plans_apart() -> None:
     assert digest(3) != digest(4)
 
 
+def test_splits_change_no_decision() -> None:
+    random = np.random.default_rng(8)
+    whole, cut = Twin(8, 1), Twin(8, 1)
+    for number, size in ((0, 500), (0, 400), (2, 300), (5, 200), (1, 500)):
+        tokens = [number, *SOURCES[number][:size]]
+        for twin in (whole, cut):
+            twin.insert_path(tokens, None, Provenance())
+        for _ in range(4):
+            node = sorted(cut.nodes)[int(random.integers(0, len(cut.nodes)))]
+            if len(cut.nodes[node].tokens) > 1:
+                cut.split(node, int(random.integers(1, len(cut.nodes[node].tokens))))
+        request = np.array(SOURCES[0][50:300] + SOURCES[5][3:90] + SOURCES[2][9:200] + [1])
+        plans = [make_plan(t.tree, request, 0, len(request), None) for t in (whole, cut)]
+        assert plans[0] is not None and plans[1] is not None
+        assert plans[0].rows == plans[1].rows
+        a, b = (
+            [(r.begin, r.end, r.donor_begin, r.left_context_tokens) for r in plan.runs]
+            for plan in plans
+        )
+        assert a == b
+
+
 def test_asking_changes_nothing() -> None:
     twin = Twin(8, 1)
     twin.insert_path(SOURCES[0], None, Provenance())
