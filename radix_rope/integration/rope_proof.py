@@ -57,7 +57,8 @@ def prove_rotation(
     Args:
         model: the loaded model, as `read_rope_specs` read it.
         specs: its specs, in layer order.
-        dtype: dtype the model computes in (not that of the cache).
+        dtype: dtype the model computes in. Where the keys it makes are finer than this (an
+            fp8 cache's dtype was given, say), theirs decides the bounds.
         context_len: longest context served, in tokens; positions up to its end are tried.
 
     Returns:
@@ -74,8 +75,10 @@ def prove_rotation(
         )
     device = next(model.parameters()).device
     positions = proof_positions(context_len)
-    module_proofs = _prove_modules(model, layers, specs, dtype, context_len, device)
     keys, values = observed_keys(model, layers, positions, device)
+    made = next(iter(keys.values())).dtype
+    dtype = min(dtype, made, key=lambda kind: torch.finfo(kind).eps)
+    module_proofs = _prove_modules(model, layers, specs, dtype, context_len, device)
     proofs: list[LayerProof] = []
     for layer, spec, module_proof in zip(layers, specs, module_proofs, strict=True):
         seen, value = keys[layer.layer_id], values[layer.layer_id]
