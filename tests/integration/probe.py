@@ -100,3 +100,10 @@ def _array(tokens: list[int]) -> Any:
     from array import array
 
     return array("q", tokens)
+
+
+def set_test_retract(scheduler: Any, on: bool) -> None:
+    """SGLang's own test switch: retract running requests every few decode steps."""
+    import sglang.srt.managers.scheduler as module
+
+    module.TEST_RETRACT = on

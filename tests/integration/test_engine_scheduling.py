@@ -83,6 +83,26 @@ def test_pool_too_small_for_all_donors_loses_no_slot(
     ours.assert_nothing_lost()
 
 
+def test_retracted_requests_come_back_and_lose_nothing(
+    ours: EngineUnderTest, documents: Documents
+) -> None:
+    ours.generate([documents[0], documents[1]])
+    prompts = [
+        documents[12 + i][: 9 + 5 * i] + documents[i % 2] + documents[2 + i][:70] for i in range(6)
+    ]
+    ours.probe("set_test_retract", on=True)
+    try:
+        results = ours.generate(prompts, 24)
+    finally:
+        ours.probe("set_test_retract", on=False)
+    assert sum(r["meta_info"]["num_retractions"] for r in results) > 0
+    for result, prompt in zip(results, prompts, strict=True):
+        assert len(result["output_ids"]) == 24
+        # Counted once, at the first admission: never more than the prompt.
+        assert 200 < shifted(result) < len(prompt)
+    ours.assert_nothing_lost()
+
+
 def test_aborted_requests_release_their_donors(ours: EngineUnderTest, documents: Documents) -> None:
     ours.generate([documents[0], documents[1]])
     engine = ours.engine
