@@ -61,6 +61,7 @@ class RadixRopeConfig:
     allow_untested_sglang: bool = False
 
     def __post_init__(self) -> None:
+        """Refuse values of a wrong type or out of range (ConfigError)."""
         for field in fields(self):
             _check_value(field.name, getattr(self, field.name))
 

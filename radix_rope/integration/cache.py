@@ -240,7 +240,7 @@ def _page_spans(
     pieces = list(state.spans(start, end))
     position, index = start, 0
     while position < end:
-        begin, stop, provenance = pieces[index]
+        _, stop, provenance = pieces[index]
         whole_end = stop if stop == end else start + (stop - start) // page_size * page_size
         if whole_end > position:
             cut = whole_end

@@ -125,9 +125,7 @@ def _copy_runs(runner: Any, forward_batch: Any, reuse: BatchReuse, order: dict[s
             delta.append(torch.full((run.end - run.begin,), run.delta, dtype=torch.int64))
     corrector = reuse.cache.corrector
     if source and corrector is not None:
-        corrector.move(
-            torch.cat(source), torch.cat(target).to(torch.int64), torch.cat(delta)
-        )
+        corrector.move(torch.cat(source), torch.cat(target).to(torch.int64), torch.cat(delta))
 
 
 @contextmanager

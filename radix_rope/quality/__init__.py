@@ -1,0 +1,1 @@
+"""The built-in texts with known answers, by which the error of reuse is measured."""
