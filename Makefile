@@ -12,7 +12,7 @@ PORT ?= 30000
 SERVE_ARGS ?=
 PYTEST_ARGS ?=
 RUFF_RULES := --isolated --line-length 100
-LINT_RULES := $(RUFF_RULES) --select E,F,I,UP,B,SIM,RUF,D1 --ignore RUF001,RUF002,RUF003,D107
+LINT_RULES := $(RUFF_RULES) --ignore RUF001,RUF002,RUF003,D107 --select E,F,I,UP,B,SIM,RUF
 CODE := radix_rope bench tests
 
 export RADIX_ROPE_CACHE
@@ -64,8 +64,8 @@ test: model ## Run the tests that CI runs (under 20 minutes on 2 cores)
 
 lint: setup ## ruff and mypy
 	'$(BIN)/ruff' format --check $(RUFF_RULES) $(CODE)
-	'$(BIN)/ruff' check $(LINT_RULES) radix_rope
-	'$(BIN)/ruff' check $(LINT_RULES),D bench tests
+	'$(BIN)/ruff' check $(LINT_RULES),D1 radix_rope
+	'$(BIN)/ruff' check $(LINT_RULES) bench tests
 	'$(BIN)/mypy'
 
 format: setup ## Format the code

@@ -25,8 +25,9 @@ class EngineUnderTest:
         os.environ["RADIX_ROPE_CONFIG"] = json.dumps(config)
         os.environ["RADIX_ROPE_CACHE_IMPL"] = PROBE
         if impl is not None and ":" in impl:
-            from radix_rope.integration.options import register_impl
             from sglang.srt.plugins import load_plugins
+
+            from radix_rope.integration.options import register_impl
 
             load_plugins()
             register_impl(impl)

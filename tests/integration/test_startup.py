@@ -97,7 +97,7 @@ def server_args(**changed: Any) -> Any:
 
 
 def test_missing_model_folder_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(FileNotFoundError, match="'/nowhere' does not exist.*fetch-model"):
+    with pytest.raises(FileNotFoundError, match=r"'/nowhere' does not exist.*fetch-model"):
         server_args(radix_cache_backend="radix_rope").resolve_once()
 
 
