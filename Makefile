@@ -77,7 +77,7 @@ lock: setup ## Write requirements.lock anew from the environment
 
 # On a GPU machine with its own torch and Triton; SGLang is not needed.
 gpu-test: ## Kernel tests that need an NVIDIA GPU (only torch and Triton)
-	$(PYTHON) -m pytest -m gpu tests/rotary $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -m gpu tests/rotary/test_gpu.py $(PYTEST_ARGS)
 
 gpu-bench: ## Kernel bandwidth on an NVIDIA GPU (only torch and Triton)
 	$(PYTHON) -m bench.kernels --device cuda
