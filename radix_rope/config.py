@@ -21,6 +21,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "recompute_tokens": (0, 1_000_000),
     "stride": (4, 4096),
     "max_generations": (1, 1000),
+    "max_roundings": (1, 1000),
 }
 CHOICES: dict[str, tuple[str, ...]] = {"mode": MODES, "kernel": KERNELS}
 
@@ -41,6 +42,8 @@ class RadixRopeConfig:
         stride: distance of the anchors; a shared run of `2 * stride - 1` tokens
             is always found.
         max_generations: reuses of reused KV allowed in a row.
+        max_roundings: how often a key may be rotated and rounded in a row; always
+            1 with an fp8 cache, whose keys are moved from the original only.
         kernel: which correction kernel moves the keys.
         rotate: `false` copies keys without rotating them. Wrong answers; only
             for showing what the rotation is for.
@@ -54,6 +57,7 @@ class RadixRopeConfig:
     recompute_tokens: int = 16
     stride: int = 32
     max_generations: int = 8
+    max_roundings: int = 8
     kernel: str = "auto"
     rotate: bool = True
     recompute_all: bool = False

@@ -22,6 +22,8 @@ class PlanOptions:
     """Compute the runs too, each as a row of its own: splits the forward but reuses nothing."""
     max_generations: int | None = None
     """Approximate donors with more generations are not used; 0: exact donors only; None: all."""
+    max_roundings: int | None = None
+    """Donors whose K was rounded this often are not moved again; 1: originals only; None: all."""
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
@@ -29,6 +31,10 @@ class PlanOptions:
             raise ValueError(f"min_run_tokens is {self.min_run_tokens}, it must be at least 1")
         if self.recompute_tokens < 0:
             raise ValueError(f"recompute_tokens is {self.recompute_tokens}, it must be at least 0")
+        if self.max_roundings is not None and self.max_roundings < 1:
+            raise ValueError(
+                f"max_roundings is {self.max_roundings}, it must be at least 1, or None for no limit"
+            )
         if self.max_generations is not None and self.max_generations < 0:
             raise ValueError(
                 f"max_generations is {self.max_generations}, it must be at least 0, or None for "

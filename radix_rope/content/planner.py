@@ -13,7 +13,7 @@ first inserted, then lowest position. A run keeps its donor until that ends.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from radix_rope.content.segment import Provenance, Segment
 from radix_rope.content.tree import ContentTree, as_tokens
 
 Interval = tuple[int, int]
-_RankKey = tuple[bool, int, bool, bool, int, int, int, int, int]
+_RankKey = tuple[bool, bool, int, bool, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,11 @@ class _Stretch:
         context = min(LEFT_CONTEXT_TOKENS, position - self.candidate.begin)
         return (
             not provenance.exact,
+            # Moved KV was computed in its original's context, so its own left
+            # context says nothing; and moving it again would round it again.
+            provenance.copied,
             -context,
             self.candidate.donor_begin == 0,
-            provenance.copied,
             provenance.generations,
             position - self.end,
             -segment.last_used,
@@ -101,8 +103,11 @@ def make_plan(
     if not stretches:
         return None
     free = _subtract((begin, end - 1), must_compute)
-    kept = _sweep(free, _exact_parts(stretches), [], options)
-    kept = _sweep(free, [(s.begin, s.end, s) for s in stretches], kept, options)
+    # A run keeps its donor until that ends, so a class of donors that is to win
+    # everywhere gets a pass of its own: exact, then computed, then copies.
+    kept: list[_Kept] = []
+    for wanted in (_is_exact, _is_computed, _is_any):
+        kept = _sweep(free, _parts(stretches, wanted), kept, options)
     kept = _merged(kept)
     if not kept:
         return None
@@ -115,6 +120,8 @@ def make_plan(
 
 
 def _usable(provenance: Provenance, options: PlanOptions) -> bool:
+    if options.max_roundings is not None and provenance.roundings >= options.max_roundings:
+        return False
     if provenance.exact or options.max_generations is None:
         return True
     return max(1, provenance.generations) <= options.max_generations
@@ -149,13 +156,27 @@ def _stretch(
     return _Stretch(candidate, order, begins[0], end, tuple(pieces), tuple(begins))
 
 
-def _exact_parts(stretches: list[_Stretch]) -> list[tuple[int, int, _Stretch]]:
-    """The longest exact parts of every stretch, as (begin, end, stretch)."""
+def _is_exact(provenance: Provenance) -> bool:
+    return provenance.exact
+
+
+def _is_computed(provenance: Provenance) -> bool:
+    return not provenance.copied
+
+
+def _is_any(provenance: Provenance) -> bool:
+    return True
+
+
+def _parts(
+    stretches: list[_Stretch], wanted: Callable[[Provenance], bool]
+) -> list[tuple[int, int, _Stretch]]:
+    """The longest wanted parts of every stretch, as (begin, end, stretch)."""
     parts: list[tuple[int, int, _Stretch]] = []
     for stretch in stretches:
         low: int | None = None
         for at, piece in zip(stretch.piece_begins, stretch.pieces, strict=True):
-            if piece.segment.provenance.exact:
+            if wanted(piece.segment.provenance):
                 low = at if low is None else low
             elif low is not None:
                 parts.append((low, at, stretch))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -82,11 +84,11 @@ def test_exact_before_approximate() -> None:
     assert case.document_donor() is exact
 
 
-def test_longer_left_context_before_everything_but_exactness() -> None:
+def test_longer_left_context_before_all_that_follows() -> None:
     case = Case(context=fresh(300))
     longest = case.donor(
-        context_tokens=300, before=0, size=900, provenance=COPIED
-    )  # at position 0, copied, shorter, older
+        context_tokens=300, before=0, size=900, provenance=Provenance(exact=False, generations=5)
+    )  # at position 0, more generations, shorter, older
     case.donor(context_tokens=299, size=1000, provenance=APPROXIMATE)
     case.donor(context_tokens=100, size=1000, provenance=APPROXIMATE)
     assert case.document_donor() is longest
@@ -128,16 +130,31 @@ def test_left_context_counts_tokens_that_are_computed_or_in_the_prefix() -> None
 
 def test_donor_at_position_0_loses() -> None:
     case = Case()
-    elsewhere = case.donor(before=300, size=900, provenance=COPIED)
+    more = Provenance(exact=False, generations=5)
+    elsewhere = case.donor(before=300, size=900, provenance=more)
     case.donor(before=0, size=1000, provenance=APPROXIMATE)
     assert case.document_donor() is elsewhere
 
 
 def test_computed_before_copied() -> None:
-    case = Case()
-    computed = case.donor(size=900, provenance=Provenance(exact=False, generations=5))
-    case.donor(size=1000, provenance=COPIED)
+    case = Case(context=fresh(300))
+    more = Provenance(exact=False, generations=5)
+    computed = case.donor(context_tokens=0, before=0, size=900, provenance=more)
+    case.donor(context_tokens=300, size=1000, provenance=COPIED)
     assert case.document_donor() is computed
+
+
+def test_keys_rounded_too_often_are_not_moved_again() -> None:
+    case = Case()
+    case.donor(
+        size=1000, provenance=Provenance(exact=False, copied=True, generations=1, roundings=3)
+    )
+    for limit, served in ((None, True), (4, True), (3, False), (1, False)):
+        options = replace(OPTIONS, max_roundings=limit)
+        plan = make_plan(case.tree, case.request, 0, len(case.request), None, options)
+        assert (plan is not None) == served
+    with pytest.raises(ValueError, match="max_roundings"):
+        replace(OPTIONS, max_roundings=0)
 
 
 def test_fewer_generations_first() -> None:
