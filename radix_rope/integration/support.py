@@ -19,9 +19,17 @@ ATTENTION_BACKENDS = ("radix_rope_cpu", "torch_native", "triton", "fa3", "flashi
 
 _NEEDS_OTHER_TREE = "it needs SGLang's UnifiedRadixCache, and radix_rope is a RadixCache"
 _NEEDS_WHOLE_ROWS = "it splits or moves a request's tokens in a way that has not been shown to work"
+_NEEDS_ALL_COMPUTED = "it returns what each prompt token's forward saw, and reused tokens have none"
 
 
-def refuse_unsupported(cfg: Any, *, is_hybrid_swa: bool, is_hybrid_ssm: bool, model: Any) -> None:
+def refuse_unsupported(
+    cfg: Any,
+    *,
+    is_hybrid_swa: bool,
+    is_hybrid_ssm: bool,
+    model: Any,
+    ngram_embedding: bool = False,
+) -> None:
     """Check a resolved server configuration and the model.
 
     Args:
@@ -29,6 +37,7 @@ def refuse_unsupported(cfg: Any, *, is_hybrid_swa: bool, is_hybrid_ssm: bool, mo
         is_hybrid_swa: the model has sliding-window layers in a pool of their own.
         is_hybrid_ssm: the model has recurrent state.
         model: SGLang's ModelConfig.
+        ngram_embedding: the model embeds tokens together with those before them.
 
     Raises:
         UnsupportedFeature: naming the option, why, and what to do instead.
@@ -46,6 +55,12 @@ def refuse_unsupported(cfg: Any, *, is_hybrid_swa: bool, is_hybrid_ssm: bool, mo
         (cfg.enable_lmcache, "--enable-lmcache", _NEEDS_OTHER_TREE),
         (cfg.enable_flexkv, "--enable-flexkv", _NEEDS_OTHER_TREE),
         (cfg.enable_streaming_session, "--enable-streaming-session", _NEEDS_OTHER_TREE),
+        (cfg.enable_session_radix_cache, "--enable-session-radix-cache", _NEEDS_OTHER_TREE),
+        (
+            cfg.enable_unified_cache_external_linker,
+            "--enable-unified-cache-external-linker",
+            _NEEDS_OTHER_TREE,
+        ),
         (cfg.enable_unified_memory, "--enable-unified-memory", "slots are translated per layer"),
         (
             cfg.enable_page_major_kv_layout,
@@ -62,6 +77,12 @@ def refuse_unsupported(cfg: Any, *, is_hybrid_swa: bool, is_hybrid_ssm: bool, mo
         (cfg.enable_dp_attention, "--enable-dp-attention", _NEEDS_WHOLE_ROWS),
         (cfg.attn_cp_size > 1, f"--attn-cp-size {cfg.attn_cp_size}", _NEEDS_WHOLE_ROWS),
         (cfg.dcp_size > 1, f"--dcp-size {cfg.dcp_size}", _NEEDS_WHOLE_ROWS),
+        (cfg.enable_layernorm_sp, "--enable-layernorm-sp", _NEEDS_WHOLE_ROWS),
+        (
+            cfg.enable_attn_tp_input_scattered,
+            "--enable-attn-tp-input-scattered",
+            _NEEDS_WHOLE_ROWS,
+        ),
         (
             cfg.disaggregation_mode != "null",
             f"--disaggregation-mode {cfg.disaggregation_mode}",
@@ -72,6 +93,31 @@ def refuse_unsupported(cfg: Any, *, is_hybrid_swa: bool, is_hybrid_ssm: bool, mo
         (cfg.enable_single_batch_overlap, "--enable-single-batch-overlap", _NEEDS_WHOLE_ROWS),
         (cfg.enable_pdmux, "--enable-pdmux", _NEEDS_WHOLE_ROWS),
         (cfg.dllm_algorithm is not None, "--dllm-algorithm", "its attention is not causal"),
+        (cfg.enable_mis, "--enable-mis", "the items of a prompt do not see each other"),
+        (cfg.enable_return_routed_experts, "--enable-return-routed-experts", _NEEDS_ALL_COMPUTED),
+        (cfg.enable_return_indexer_topk, "--enable-return-indexer-topk", _NEEDS_ALL_COMPUTED),
+        (
+            # A decoding request that wants hidden states can join a prefill whose
+            # tokens were counted before some of them were reused.
+            cfg.enable_mixed_chunk and cfg.enable_return_hidden_states,
+            "--enable-mixed-chunk with --enable-return-hidden-states",
+            _NEEDS_ALL_COMPUTED,
+        ),
+        (
+            cfg.enable_deterministic_inference,
+            "--enable-deterministic-inference",
+            "a prompt's answer may depend on what was cached before",
+        ),
+        (
+            cfg.kv_canary != "none",
+            f"--kv-canary {cfg.kv_canary}",
+            "it takes moved KV for a stray write",
+        ),
+        (
+            ngram_embedding,
+            "a model with n-gram embeddings",
+            "its inputs depend on the tokens before a row",
+        ),
     ]
     for asked, name, reason in checks:
         if asked:

@@ -118,7 +118,12 @@ def plain_config(**changed: Any) -> SimpleNamespace:
         "attn_cp_size": 1, "dcp_size": 1, "disaggregation_mode": "null", "enable_lora": None,
         "enable_two_batch_overlap": False, "enable_single_batch_overlap": False,
         "enable_pdmux": False, "dllm_algorithm": None, "prefill_attention_backend": None,
-        "attention_backend": "triton",
+        "attention_backend": "triton", "enable_session_radix_cache": False,
+        "enable_unified_cache_external_linker": False, "enable_layernorm_sp": False,
+        "enable_attn_tp_input_scattered": False, "enable_mis": False,
+        "enable_return_routed_experts": False, "enable_return_indexer_topk": False,
+        "enable_mixed_chunk": True, "enable_return_hidden_states": False,
+        "enable_deterministic_inference": False, "kv_canary": "none",
     }  # fmt: skip
     return SimpleNamespace(**{**values, **changed})
 
@@ -138,6 +143,16 @@ def plain_model(**changed: Any) -> SimpleNamespace:
         ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
         ({"enable_lora": True}, "--enable-lora"),
         ({"enable_streaming_session": True}, "UnifiedRadixCache"),
+        ({"enable_session_radix_cache": True}, "--enable-session-radix-cache"),
+        ({"enable_unified_cache_external_linker": True}, "UnifiedRadixCache"),
+        ({"enable_mis": True}, "--enable-mis"),
+        ({"enable_return_routed_experts": True}, "--enable-return-routed-experts"),
+        ({"enable_return_indexer_topk": True}, "--enable-return-indexer-topk"),
+        ({"enable_return_hidden_states": True}, "--enable-mixed-chunk with --enable-return-hidden"),
+        ({"enable_deterministic_inference": True}, "--enable-deterministic-inference"),
+        ({"kv_canary": "raise"}, "--kv-canary raise"),
+        ({"enable_layernorm_sp": True}, "--enable-layernorm-sp"),
+        ({"enable_attn_tp_input_scattered": True}, "--enable-attn-tp-input-scattered"),
         ({"attention_backend": "aiter"}, "attention backend 'aiter'"),
         ({"prefill_attention_backend": "flex_attention"}, "'flex_attention'"),
     ],
@@ -161,6 +176,14 @@ def test_unsupported_models_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedFeature, match="recurrent state"):
         refuse_unsupported(
             plain_config(), is_hybrid_swa=False, is_hybrid_ssm=True, model=plain_model()
+        )
+    with pytest.raises(UnsupportedFeature, match="n-gram"):
+        refuse_unsupported(
+            plain_config(),
+            is_hybrid_swa=False,
+            is_hybrid_ssm=False,
+            model=plain_model(),
+            ngram_embedding=True,
         )
 
 
