@@ -7,6 +7,7 @@ then the hooks. Each refusal comes before anything is changed.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from radix_rope.config import RadixRopeConfig, config_from_env
@@ -15,6 +16,9 @@ from radix_rope.integration.cache import RadixRopeCache
 from radix_rope.integration.support import refuse_unsupported
 
 logger = logging.getLogger(__name__)
+
+# Below this many rows per forward, plans are cut down so often that it is worth a warning.
+_ENOUGH_ROWS = 8
 
 
 def build_cache(ctx: Any) -> RadixRopeCache:
@@ -28,15 +32,26 @@ def build_cache(ctx: Any) -> RadixRopeCache:
 
     config = config_from_env()
     seams.check_version(config.allow_untested_sglang)
+    server = resolved_view(ctx.server_args)
     refuse_unsupported(
-        resolved_view(ctx.server_args),
+        server,
         is_hybrid_swa=ctx.is_hybrid_swa,
         is_hybrid_ssm=ctx.is_hybrid_ssm,
         model=ctx.model_config,
+        ngram_embedding=bool(ctx.tp_worker.model_runner.ngram_embedding_manager.enabled),
     )
     cache = RadixRopeCache(ctx.params, config)
     if config.mode == "shifted" and cache.content is not None:
         _enable_reuse(cache, ctx, config)
+        cache.mixes = bool(server.enable_mixed_chunk)
+        if cache.max_rows < _ENOUGH_ROWS:
+            logger.warning(
+                "radix_rope: a forward may have %d rows only, and each reused run takes about one "
+                "besides one per request: little or nothing will be reused. Give a "
+                "--max-running-requests of %d or more.",
+                cache.max_rows,
+                _ENOUGH_ROWS,
+            )
     logger.info("radix_rope: %s, %s", config, _kernel_name(cache))
     return cache
 
@@ -56,6 +71,9 @@ def _enable_reuse(cache: RadixRopeCache, ctx: Any, config: RadixRopeConfig) -> N
     # Backends size their metadata by the request pool, the eager runner by the
     # largest number of running requests.
     cache.max_rows = min(int(runner.req_to_token_pool.size), int(runner.eager_runner._eager_max_bs))
+    if pool.dtype.itemsize == 1:
+        # Rounding to fp8 is not harmless (docs/rotary.md): move originals only.
+        cache.plan_options = replace(cache.plan_options, max_roundings=1)
     cache.corrector = corrector
 
 

@@ -44,11 +44,14 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
             recompute_tokens=self.config.recompute_tokens,
             recompute_all=self.config.recompute_all,
             max_generations=self.config.max_generations,
+            max_roundings=self.config.max_roundings,
         )
         # Set by `build` where reuse is possible: the kernel that moves KV and
         # how many rows a forward may have.
         self.corrector: Corrector | None = None
         self.max_rows = 0
+        # Whether decoding requests may ride along in a prefill batch.
+        self.mixes = False
         # Plans of the batch prepared last; their donors are locked until it ran.
         self.outstanding: BatchReuse | None = None
         # (spliced, approximate prefix) of the batch just prepared, for its log line.
@@ -105,13 +108,29 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         segment = _segment(node)
         return 0 if segment is None else segment.end
 
+    def rows_that_may_join(self, batch: Any) -> int:
+        """Upper bound of the decoding requests that SGLang may still add to an extend batch."""
+        if not self.mixes:
+            return 0
+        pool = self.req_to_token_pool
+        own = sum(1 for req in batch.reqs if req.kv.holds_kv)
+        return int(pool.size) - int(pool.available_size()) - own
+
     # What keeps tree and index in step
 
     def reset(self) -> None:
         """Forget everything; also what `flush_cache` does."""
+        # Locks of a batch that never ran name nodes of the tree that goes.
+        self.outstanding = None
         super().reset()
         if self.content is not None:
             self.content.reset()
+
+    def checkpoint(self, req: Any, *, up_to: int) -> None:
+        """Insert what the request computed and point its row at the tree's nodes."""
+        super().checkpoint(req, up_to=up_to)
+        if self.reuses:
+            state_of(req).adopt(self.path_provenance(req.last_node))
 
     def _insert_cache(self, req: Any, token_ids: Any, **kwargs: Any) -> Any:
         self._inserting = state_of(req)

@@ -76,6 +76,8 @@ def forward_batch_init(
         return original(cls, batch, *args, **kwargs)
     setattr(batch, _PLAN, None)
     try:
+        for entry in reuse.entries:
+            assert batch.reqs[entry.index] is entry.req, "the batch changed after it was planned"
         forward_batch = original(cls, batch, *args, **kwargs)
     except BaseException:
         reuse.release()
@@ -95,11 +97,11 @@ def forward_raw(
     if not reuse.entries:
         return original(runner, forward_batch, *args, **kwargs)
     try:
-        order = {rid: index for index, rid in enumerate(forward_batch.rids)}
-        rows: list[list[tuple[int, int]] | None] = [None] * len(forward_batch.rids)
-        for entry in reuse.entries:
-            rows[order[entry.req.rid]] = [(row.begin, row.end) for row in entry.plan.rows]
-        _copy_runs(runner, forward_batch, reuse, order)
+        rows: dict[int, list[tuple[int, int]]] = {
+            entry.index: [(row.begin, row.end) for row in entry.plan.rows]
+            for entry in reuse.entries
+        }
+        _copy_runs(runner, forward_batch, reuse)
     finally:
         # The copy is enqueued: later writes to the donors' slots come after it.
         reuse.release()
@@ -112,13 +114,13 @@ def forward_raw(
         leave_rows(token)
 
 
-def _copy_runs(runner: Any, forward_batch: Any, reuse: BatchReuse, order: dict[str, int]) -> None:
+def _copy_runs(runner: Any, forward_batch: Any, reuse: BatchReuse) -> None:
     req_to_token = runner.req_to_token_pool.req_to_token
     source, target, delta = [], [], []
     for entry in reuse.entries:
         if not entry.plan.runs:
             continue
-        row = req_to_token[forward_batch.req_pool_indices[order[entry.req.rid]]]
+        row = req_to_token[forward_batch.req_pool_indices[entry.index]]
         source.append(entry.source_slots)
         for run in entry.plan.runs:
             target.append(row[run.begin : run.end])
@@ -136,7 +138,8 @@ def _rows_are_safe(runner: Any) -> Iterator[None]:
     path writes K and V after attention, too late for the next row.
     """
     graph_runner = runner.prefill_cuda_graph_runner
-    backend = runner.attn_backend
+    # A backend per phase comes wrapped; only the one for prefill runs here.
+    backend = getattr(runner.attn_backend, "prefill_backend", runner.attn_backend)
     use_paged = getattr(backend, "use_paged", None)
     runner.prefill_cuda_graph_runner = None
     if use_paged is not None:

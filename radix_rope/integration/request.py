@@ -60,6 +60,18 @@ class RequestState:
             generations = max(path.generations, self.approximate.generations, 1)
             self.approximate = Provenance(exact=False, generations=generations)
 
+    def adopt(self, path: "PathProvenance") -> None:
+        """Note that the tree's part of the row may now be another request's KV.
+
+        A checkpoint points the row at nodes that were there before; what is
+        computed from now on looks at them.
+        """
+        if path.exact_until is not None:
+            own = self.exact_until
+            self.exact_until = path.exact_until if own is None else min(own, path.exact_until)
+            generations = max(path.generations, self.approximate.generations, 1)
+            self.approximate = Provenance(exact=False, generations=generations)
+
     def splice(self, begin: int, end: int, provenance: Provenance) -> None:
         """Record that `[begin, end)` was copied from a donor."""
         self.copied.append((begin, end, provenance))

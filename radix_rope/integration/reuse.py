@@ -7,13 +7,13 @@ may evict, so donors are locked first) and ends when the copy was enqueued.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from radix_rope.content.check import check_plan
-from radix_rope.content.plan import ReusePlan
+from radix_rope.content.plan import ReusePlan, Row, Run
 from radix_rope.content.planner import make_plan
 from radix_rope.content.segment import Provenance
 from radix_rope.integration.request import state_of
@@ -26,12 +26,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RequestReuse:
-    """One request's plan, the slots it copies from, and the locks that keep them."""
+    """One request's plan, the slots it copies from, and the locks that keep them.
+
+    `index` is the request's place in the batch: a request id may occur twice in
+    one (an aborted request's last decode step beside its successor's prefill).
+    """
 
     req: Any
+    index: int
     plan: ReusePlan
-    source_slots: torch.Tensor
-    locks: list[Any]
+    source_slots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    locks: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -58,19 +63,24 @@ def plan_batch(cache: RadixRopeCache, batch: Any, max_rows: int) -> BatchReuse:
     """Find runs for every request of an extend batch and lock their donors.
 
     Pure function of tree and requests: every tensor-parallel rank makes the
-    same plan. Plans are given up, last request first, when the forward could
-    not hold their rows or the locked donors would leave too little to allocate.
+    same plan. Runs are given up, shortest first, when the forward could not
+    hold their rows; plans, last request first, when the locked donors would
+    leave too little to allocate.
     """
     reuse = BatchReuse(cache)
     try:
-        for req in batch.reqs:
+        batch_may_reuse = _batch_may_reuse(cache, batch)
+        for index, req in enumerate(batch.reqs):
             state = state_of(req)
             path_tokens = min(cache.path_tokens(req.last_node), req.prefix_len)
             state.begin_extend(path_tokens, req.prefix_len, cache.path_provenance(req.last_node))
-            if _may_reuse(cache, batch, req):
-                _plan_request(cache, reuse, req)
-        _fit_rows(reuse, len(batch.reqs), max_rows)
-        _fit_memory(reuse, batch)
+            if batch_may_reuse and _may_reuse(cache, req):
+                _plan_request(cache, reuse, req, index)
+        if reuse.entries:
+            _fit_rows(reuse, len(batch.reqs), max_rows - cache.rows_that_may_join(batch))
+            for entry in reuse.entries:
+                _lock_donors(cache, entry)
+            _fit_memory(reuse, batch)
     except BaseException:
         reuse.release()
         raise
@@ -121,25 +131,34 @@ def commit(reuse: BatchReuse, batch: Any) -> tuple[int, int]:
     return spliced_tokens, prefix_tokens
 
 
-def _may_reuse(cache: RadixRopeCache, batch: Any, req: Any) -> bool:
-    """Whether a request can be served from moved KV; if not, it is served exactly."""
+def _batch_may_reuse(cache: RadixRopeCache, batch: Any) -> bool:
+    """Whether a batch can be computed in rows at all."""
     return (
         cache.config.mode == "shifted"
-        and req.extend_len > cache.config.min_run_tokens
         # Every token's hidden state is wanted, so every token is computed.
         and not batch.return_hidden_states
         and batch.model_config.is_generation
+        # These name tokens of the batch by number, and rows would shift them.
+        and all(
+            req.input_embeds is None and req.positional_embed_overrides is None
+            for req in batch.reqs
+        )
+    )
+
+
+def _may_reuse(cache: RadixRopeCache, req: Any) -> bool:
+    """Whether a request can be served from moved KV; if not, it is served exactly."""
+    return (
+        req.extend_len > cache.config.min_run_tokens
         # Not token content alone decides their KV.
         and req.multimodal_inputs is None
-        and req.input_embeds is None
-        and req.positional_embed_overrides is None
         # Scores are read at positions inside the prompt.
         and req.token_indices_to_pool is None
         and req.multi_item_delimiter_indices is None
     )
 
 
-def _plan_request(cache: RadixRopeCache, reuse: BatchReuse, req: Any) -> None:
+def _plan_request(cache: RadixRopeCache, reuse: BatchReuse, req: Any, index: int) -> None:
     assert cache.content is not None
     begin, end = req.prefix_len, req.extend_end
     must_compute: list[tuple[int, int]] = []
@@ -149,31 +168,55 @@ def _plan_request(cache: RadixRopeCache, reuse: BatchReuse, req: Any) -> None:
     plan = make_plan(
         cache.content, tokens, begin, end, cache.namespace_of(req), cache.plan_options, must_compute
     )
-    if plan is None:
-        return
+    if plan is not None:
+        reuse.entries.append(RequestReuse(req, index, plan))
+
+
+def _lock_donors(cache: RadixRopeCache, entry: RequestReuse) -> None:
     if cache.config.check_plans:
-        check_plan(plan, tokens)
-    locks: list[Any] = []
-    entry = RequestReuse(req, plan, torch.empty(0, dtype=torch.int64), locks)
-    reuse.entries.append(entry)
+        check_plan(entry.plan, cache.tokens_of(entry.req, entry.plan.end))
     slots = []
-    for run in plan.runs:
-        locks.append(cache.lock(cache.donor_node(run)))
+    for run in entry.plan.runs:
+        entry.locks.append(cache.lock(cache.donor_node(run)))
         slots.append(cache.donor_slots(run))
     if slots:
         entry.source_slots = torch.cat(slots)
 
 
 def _fit_rows(reuse: BatchReuse, requests: int, max_rows: int) -> None:
-    """Backends size their metadata for a number of rows; stay below it."""
-    rows = requests + sum(len(entry.plan.rows) - 1 for entry in reuse.entries)
-    while rows > max_rows and reuse.entries:
-        # The plan that saves least per extra row goes first.
-        worst = min(
-            reuse.entries, key=lambda e: e.plan.reused_tokens / max(len(e.plan.rows) - 1, 1)
+    """Backends size their metadata for a number of rows; stay within it.
+
+    Each run costs a row or so, and the shortest saves least: it goes first.
+    """
+    while True:
+        rows = requests + sum(len(entry.plan.rows) - 1 for entry in reuse.entries)
+        if rows <= max_rows or not reuse.entries:
+            return
+        by_length = sorted(
+            (len(run), entry.index, run.begin) for entry in reuse.entries for run in entry.plan.runs
         )
-        rows -= len(worst.plan.rows) - 1
-        reuse.drop(worst)
+        if not by_length:
+            # Everything is computed anyway (`recompute_all`).
+            reuse.drop(reuse.entries[-1])
+            continue
+        shortest = {(index, begin) for _, index, begin in by_length[: rows - max_rows]}
+        for entry in list(reuse.entries):
+            runs = [r for r in entry.plan.runs if (entry.index, r.begin) not in shortest]
+            if not runs:
+                reuse.drop(entry)
+            elif len(runs) < len(entry.plan.runs):
+                entry.plan = _with_runs(entry.plan, runs)
+
+
+def _with_runs(plan: ReusePlan, runs: list[Run]) -> ReusePlan:
+    """`plan` with some of its runs only; the others are computed."""
+    rows, at = [], plan.begin
+    for run in runs:
+        if at < run.begin:
+            rows.append(Row(at, run.begin))
+        at = run.end
+    rows.append(Row(at, plan.end))
+    return replace(plan, runs=tuple(runs), rows=tuple(rows))
 
 
 def _fit_memory(reuse: BatchReuse, batch: Any) -> None:

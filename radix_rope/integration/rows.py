@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -39,14 +39,15 @@ _current: ContextVar[RowBatch | None] = ContextVar("radix_rope_rows", default=No
 
 
 def split_rows(
-    forward_batch: Any, rows: Sequence[Sequence[tuple[int, int]] | None], translator: Any
+    forward_batch: Any, rows: Mapping[int, Sequence[tuple[int, int]]], translator: Any
 ) -> RowBatch:
     """Keep only the tokens of `rows` and make every row an entry of the batch.
 
     Args:
         forward_batch: SGLang's ForwardBatch of an extend; not modified.
-        rows: per request the (begin, end) positions to compute, ascending,
-            the last one ending with the request; None computes everything.
+        rows: by a request's place in the batch, the (begin, end) positions to
+            compute, ascending, the last one ending with the request; requests
+            that are not named are computed whole.
         translator: the model runner's KV index translator.
     """
     prefix_lens = forward_batch.extend_prefix_lens_cpu
@@ -58,9 +59,7 @@ def split_rows(
     computed: list[int] = []
     first_token = 0
     for index, (prefix, length) in enumerate(zip(prefix_lens, extend_lens, strict=True)):
-        own = rows[index] if index < len(rows) else None
-        if own is None:
-            own = [(prefix, prefix + length)]
+        own = rows.get(index) or ((prefix, prefix + length),)
         for begin, end in own:
             owner.append(index)
             begins.append(begin)
@@ -100,7 +99,13 @@ def split_rows(
             if forward_batch.mrope_positions is None
             else forward_batch.mrope_positions[:, token]
         ),
+        mm_token_modalities=_pick(forward_batch.mm_token_modalities, token),
         global_num_token_non_padded_cpu=len(token),
+        global_num_token_non_padded=(
+            None
+            if forward_batch.global_num_token_non_padded is None
+            else torch.full_like(forward_batch.global_num_token_non_padded, len(token))
+        ),
     )
     # The write ids are translated per forward; this one writes fewer slots.
     split.kv_loc_plan = None

@@ -144,7 +144,7 @@ def run_forward(cache: RadixRopeCache, req: Any, original: Any) -> Any:
     work = batch(cache, req)
     hooks.prepare_for_extend(lambda _: None, work)
     total = req.extend_len
-    forward = SimpleNamespace(rids=[req.rid], req_pool_indices=torch.tensor([0]))
+    forward = SimpleNamespace(req_pool_indices=torch.tensor([0]))
     forward = hooks.forward_batch_init(lambda *a: forward, object, work, None)
     runner = SimpleNamespace(
         req_to_token_pool=SimpleNamespace(req_to_token=torch.arange(500, 500 + total)[None]),
