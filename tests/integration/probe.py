@@ -107,3 +107,16 @@ def set_test_retract(scheduler: Any, on: bool) -> None:
     import sglang.srt.managers.scheduler as module
 
     module.TEST_RETRACT = on
+
+
+def tree_of_rank(scheduler: Any, folder: str) -> None:
+    """Write this rank's whole tree (places, tokens, provenance, slots) to a file of its own."""
+    import os
+
+    cache = scheduler.tree_cache
+    cache.check_invariants()
+    nodes = [
+        (s.start, s.tokens.tolist(), s.namespace, s.provenance, s.owner.value.tolist())
+        for s in cache.content.segments()
+    ]
+    (Path(folder) / str(os.getpid())).write_bytes(pickle.dumps(nodes))
