@@ -109,6 +109,11 @@ def refuse_unsupported(
             "a prompt's answer may depend on what was cached before",
         ),
         (
+            cfg.kv_events_config is not None,
+            "--kv-events-config",
+            "routers and storage would take the events of approximate KV for exact",
+        ),
+        (
             cfg.kv_canary != "none",
             f"--kv-canary {cfg.kv_canary}",
             "it takes moved KV for a stray write",

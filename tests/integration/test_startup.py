@@ -123,7 +123,7 @@ def plain_config(**changed: Any) -> SimpleNamespace:
         "enable_attn_tp_input_scattered": False, "enable_mis": False,
         "enable_return_routed_experts": False, "enable_return_indexer_topk": False,
         "enable_mixed_chunk": True, "enable_return_hidden_states": False,
-        "enable_deterministic_inference": False, "kv_canary": "none",
+        "enable_deterministic_inference": False, "kv_canary": "none", "kv_events_config": None,
     }  # fmt: skip
     return SimpleNamespace(**{**values, **changed})
 
@@ -139,6 +139,7 @@ def plain_model(**changed: Any) -> SimpleNamespace:
         ({"enable_lmcache": True}, "--enable-lmcache"),
         ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm EAGLE"),
         ({"pp_size": 2}, "--pp-size 2"),
+        ({"kv_events_config": "{}"}, "--kv-events-config"),
         ({"enable_dp_attention": True}, "--enable-dp-attention"),
         ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
         ({"enable_lora": True}, "--enable-lora"),
