@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2-135m-instruct
 PORT ?= 30000
 SERVE_ARGS ?=
+DEMO_ARGS ?=
 PYTEST_ARGS ?=
 RUFF_RULES := --isolated --line-length 100
 LINT_RULES := $(RUFF_RULES) --ignore RUF001,RUF002,RUF003,D107 --select E,F,I,UP,B,SIM,RUF
@@ -49,7 +50,7 @@ model: setup ## Fetch and convert the small model for demo and tests
 	@'$(BIN)/radix-rope' fetch-model $(MODEL)
 
 demo: model ## Stock SGLang against radix_rope on the small model: table, JSON and chart in out/demo
-	'$(BIN)/python' -m bench.demo --output out/demo
+	'$(BIN)/python' -m bench.demo --output out/demo $(DEMO_ARGS)
 
 serve: model ## Serve the small model with radix_rope on PORT (default 30000)
 	@model=$$('$(BIN)/radix-rope' fetch-model $(MODEL) 2>/dev/null | tail -n 1); \
