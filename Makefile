@@ -18,7 +18,7 @@ CODE := radix_rope bench tests
 
 export RADIX_ROPE_CACHE
 
-.PHONY: help setup model demo serve test lint format lock gpu-test gpu-bench clean
+.PHONY: help setup model demo serve test patched-env unpatch test-patched lint format lock gpu-test gpu-bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -62,6 +62,15 @@ serve: model ## Serve the small model with radix_rope on PORT (default 30000)
 
 test: model ## Run the tests that CI runs (under 20 minutes on 2 cores)
 	'$(BIN)/python' -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)
+
+patched-env: setup ## Build a second SGLang with patches/ applied, for PYTHONPATH
+	@'$(BIN)/python' -m radix_rope.patching apply
+
+unpatch: setup ## Remove what patched-env built
+	@'$(BIN)/python' -m radix_rope.patching remove
+
+test-patched: model patched-env ## Run the integration tests on the patched SGLang
+	RADIX_ROPE_PATCHED=1 '$(BIN)/python' -m pytest -m 'not slow and not gpu' tests/integration $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	'$(BIN)/ruff' format --check $(RUFF_RULES) $(CODE)

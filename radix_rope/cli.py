@@ -64,6 +64,16 @@ def _verify(arguments: argparse.Namespace) -> int:
     return verify_command(model_path)
 
 
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    """It takes none."""
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from radix_rope.doctor import doctor_command
+
+    return doctor_command()
+
+
 COMMANDS = (
     Command(
         "fetch-model",
@@ -76,6 +86,12 @@ COMMANDS = (
         "check, on a model's real RoPE, that rotated keys are the keys of the new positions",
         _verify_arguments,
         _verify,
+    ),
+    Command(
+        "doctor",
+        "say which SGLang is in use, how radix_rope is attached to it, and what is wrong",
+        _doctor_arguments,
+        _doctor,
     ),
 )
 """Every subcommand, in the order of `--help`."""

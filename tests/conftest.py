@@ -1,10 +1,23 @@
 """Shared fixtures: the small model, its tokenizer, real engines, long text."""
 
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+# `make test-patched`: the same tests against an SGLang built with `patches/`. The tree must
+# be in front before anything imports sglang, here and in the processes that tests start.
+PATCHED = os.environ.get("RADIX_ROPE_PATCHED") == "1"
+if PATCHED:
+    from radix_rope.patching import apply
+
+    assert "sglang" not in sys.modules
+    _root = str(apply()[0])
+    sys.path.insert(0, _root)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_root, os.environ.get("PYTHONPATH")]))
 
 
 @pytest.fixture(scope="session")

@@ -24,28 +24,17 @@ _PLAN = "radix_rope_reuse"
 
 def install() -> None:
     """Wrap SGLang's functions in this process; safe to call more than once."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    wrappers: dict[str, Callable[..., Any]] = {
-        seams.PREPARE_FOR_EXTEND: prepare_for_extend,
-        seams.FORWARD_BATCH_INIT: forward_batch_init,
-        seams.FORWARD_RAW: forward_raw,
-        seams.LOGITS_METADATA: logits_metadata,
-        seams.PREFILL_STATS: prefill_stats,
-        seams.PREFILL_LOG: prefill_log,
-        seams.CACHED_TOKENS_DETAILS: cached_tokens_details,
-    }
-    for target, wrapper in wrappers.items():
-        if target not in HookRegistry._patched:
-            seams.hook(target, wrapper)
-    HookRegistry.apply_hooks()
-    missing = [target for target in wrappers if target not in HookRegistry._patched]
-    if missing:
-        # SGLang logs and goes on; without all hooks reuse would be wrong.
-        raise RuntimeError(
-            f"radix_rope: could not wrap {', '.join(missing)}; this SGLang differs from the "
-            f"tested {', '.join(seams.TESTED_SGLANG_VERSIONS)}. Install one of these."
-        )
+    seams.wrap(
+        {
+            seams.PREPARE_FOR_EXTEND: prepare_for_extend,
+            seams.FORWARD_BATCH_INIT: forward_batch_init,
+            seams.FORWARD_RAW: forward_raw,
+            seams.LOGITS_METADATA: logits_metadata,
+            seams.PREFILL_STATS: prefill_stats,
+            seams.PREFILL_LOG: prefill_log,
+            seams.CACHED_TOKENS_DETAILS: cached_tokens_details,
+        }
+    )
 
 
 def prepare_for_extend(original: Callable[..., Any], batch: Any) -> Any:

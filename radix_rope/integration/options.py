@@ -23,13 +23,16 @@ IMPL_ENV_VAR = "RADIX_ROPE_CACHE_IMPL"
 def add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:
     """Hook of `ServerArgs.add_cli_args`: add our options to SGLang's."""
     result = original(parser)
-    parser.add_argument(
-        "--radix-cache-impl",
-        action=_ImplAction,
-        metavar="NAME",
-        help="Prefix cache implementation: a registered backend name (radix_rope), or a dotted "
-        "path package.module:Class of a BasePrefixCache. Same as --radix-cache-backend.",
-    )
+    # An SGLang built with our patches has this option itself.
+    if "--radix-cache-impl" not in parser._option_string_actions:
+        parser.add_argument(
+            "--radix-cache-impl",
+            action=_ImplAction,
+            metavar="NAME",
+            help="Prefix cache implementation: a registered backend name (radix_rope), or a "
+            "dotted path package.module:Class of a BasePrefixCache. Same as "
+            "--radix-cache-backend.",
+        )
     parser.add_argument(
         "--radix-rope-config",
         action=_ConfigAction,

@@ -1,11 +1,16 @@
 """What of SGLang radix_rope stands on, and which versions were tested.
 
 Everything that would differ for another SGLang version is named here: the
-functions that are wrapped, and what the wrapped code is expected to have.
+functions that are wrapped, and what the wrapped code is expected to have. An
+SGLang built with the series in `patches/` offers the same functions as *steps*
+that need no hook; whether it does is decided here, function by function.
 """
 
+import ast
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 TESTED_SGLANG_VERSIONS = ("0.5.23",)
@@ -28,6 +33,22 @@ CACHED_TOKENS_DETAILS = (
     "sglang.srt.managers.scheduler_components.output_streamer"
     ".SchedulerOutputStreamer.get_cached_tokens_details"
 )
+
+# Every function that takes part in serving; wrapped when a cache is built.
+SERVING_PATH = (
+    PREPARE_FOR_EXTEND,
+    FORWARD_BATCH_INIT,
+    FORWARD_RAW,
+    LOGITS_METADATA,
+    PREFILL_STATS,
+    PREFILL_LOG,
+    CACHED_TOKENS_DETAILS,
+)
+
+# What the patched functions carry: None, or the wrapper to call in their place;
+# and the decorator that gives it to them.
+STEP_ATTRIBUTE = "around"
+STEP_DECORATOR = "extend_step"
 
 
 class SGLangVersionError(RuntimeError):
@@ -65,3 +86,88 @@ def hook(target: str, wrapper: Callable[..., Any]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(target, wrapper, HookType.AROUND)
+
+
+def step_of(target: str) -> Callable[..., Any] | None:
+    """The step at `target` where SGLang was built with our patches, else None."""
+    try:
+        function = resolve_name(target)
+    except (ImportError, AttributeError):
+        return None  # Wrapping it will fail and say so.
+    found = None
+    # A hook of another plugin copies the step's attributes, so go to the innermost.
+    while function is not None:
+        function = getattr(function, "__func__", function)
+        if hasattr(function, STEP_ATTRIBUTE):
+            found = function
+        function = getattr(function, "__wrapped__", None)
+    return found
+
+
+def wrap(wrappers: dict[str, Callable[..., Any]]) -> None:
+    """Wrap functions of SGLang in this process: steps where it has them, else hooks.
+
+    Args:
+        wrappers: by target; each is called as `wrapper(original, *args, **kwargs)`.
+            Safe to call again with the same.
+
+    Raises:
+        RuntimeError: a target cannot be wrapped, or another cache has taken its step.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    hooked = []
+    for target, wrapper in wrappers.items():
+        step = step_of(target)
+        if step is None:
+            hooked.append(target)
+            if target not in HookRegistry._patched:
+                hook(target, wrapper)
+        elif getattr(step, STEP_ATTRIBUTE) not in (None, wrapper):
+            raise RuntimeError(
+                f"radix_rope: another cache has taken {target}; only one can. Drop one of them."
+            )
+        else:
+            setattr(step, STEP_ATTRIBUTE, wrapper)
+    HookRegistry.apply_hooks()
+    missing = [target for target in hooked if target not in HookRegistry._patched]
+    if missing:
+        # SGLang logs and goes on; without all hooks reuse would be wrong.
+        raise RuntimeError(
+            f"radix_rope: could not wrap {', '.join(missing)}; this SGLang differs from the "
+            f"tested {', '.join(TESTED_SGLANG_VERSIONS)}. Install one of these."
+        )
+
+
+def read_steps(package: Path) -> dict[str, bool | None]:
+    """Read from the source, without importing it, which functions are steps.
+
+    Args:
+        package: folder of an `sglang` package.
+
+    Returns:
+        By target of `SERVING_PATH`: whether it is a step, None where there is no such function.
+    """
+    return {target: _is_step(package, target) for target in SERVING_PATH}
+
+
+def has_impl_option(package: Path) -> bool:
+    """Whether the SGLang in `package` brings `--radix-cache-impl` itself."""
+    source = package / "srt" / "server_args.py"
+    return source.is_file() and '"--radix-cache-impl"' in source.read_text()
+
+
+def _is_step(package: Path, target: str) -> bool | None:
+    *module, owner, name = target.split(".")
+    source = package.joinpath(*module[1:]).with_suffix(".py")
+    if not source.is_file():
+        return None
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.ClassDef) and node.name == owner:
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef) and item.name == name:
+                    return any(
+                        isinstance(mark, ast.Name) and mark.id == STEP_DECORATOR
+                        for mark in item.decorator_list
+                    )
+    return None

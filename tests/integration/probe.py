@@ -44,6 +44,21 @@ def accounting(scheduler: Any) -> dict[str, int]:
     }
 
 
+def forms(scheduler: Any) -> dict[str, str]:
+    """By target: "step" where SGLang itself calls us, "hook" where it was wrapped, or "none"."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from radix_rope.integration import seams
+
+    found = {}
+    for target in seams.SERVING_PATH:
+        step = seams.step_of(target)
+        steps = step is not None and getattr(step, seams.STEP_ATTRIBUTE) is not None
+        hooked = target in HookRegistry._patched
+        found[target] = {(True, False): "step", (False, True): "hook"}.get((steps, hooked), "none")
+    return found
+
+
 def set_plan_options(scheduler: Any, **options: Any) -> None:
     """Change the planner's options of a running server."""
     cache = scheduler.tree_cache

@@ -38,13 +38,17 @@ def test_impl_is_an_alias_of_the_backend_option(parser: argparse.ArgumentParser)
 
 
 def test_impl_takes_a_dotted_path(parser: argparse.ArgumentParser) -> None:
-    from sglang.srt.mem_cache.registry import get_radix_cache_factory
-
     path = "sglang.srt.mem_cache.radix_cache:RadixCache"
     args = parser.parse_args(["--model-path", "m", "--radix-cache-impl", path])
     assert args.radix_cache_backend == path
-    assert get_radix_cache_factory(path) is not None
-    assert os.environ["RADIX_ROPE_CACHE_IMPL"] == path
+    # The scheduler is another process and must find it too.
+    code = (
+        "from sglang.srt.plugins import load_plugins; load_plugins()\n"
+        "from sglang.srt.mem_cache.registry import get_radix_cache_factory as f\n"
+        f"assert f({path!r}) is not None\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
