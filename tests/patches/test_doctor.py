@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import radix_rope
-from radix_rope import patching
-from tests.patches.test_series import SERIES, copy_touched
+from tests.patches.test_series import SERIES, apply_in_place, copy_touched
 
 SITE = Path(sysconfig.get_paths()["purelib"])
 
@@ -66,7 +65,7 @@ def test_healthy_and_hooked(tmp_path: Path) -> None:
 def test_healthy_and_patched(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "site", leave_out=("sglang",))
     link_metadata(environment)
-    patching.dry_run(copy_touched(environment.folder), SERIES, environment.folder)
+    apply_in_place(copy_touched(environment.folder), SERIES)
     code, output = environment.doctor()
     assert said(output, "patched: SGLang calls radix_rope itself", "All is well")
     assert said(output, "hooks when serving: none")
@@ -77,7 +76,7 @@ def test_healthy_and_patched(tmp_path: Path) -> None:
 def test_half_applied_patches(tmp_path: Path, applied: int) -> None:
     environment = Environment(tmp_path / "site", leave_out=("sglang",))
     link_metadata(environment)
-    patching.dry_run(copy_touched(environment.folder), SERIES[:applied], environment.folder)
+    apply_in_place(copy_touched(environment.folder), SERIES[:applied])
     code, output = environment.doctor()
     assert said(output, f"half patched: {(0, 3, 4)[applied - 1]} of 7 steps", "applied in part")
     assert said(output, "SchedulerOutputStreamer.get_cached_tokens_details", "make unpatch")

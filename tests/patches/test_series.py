@@ -6,6 +6,7 @@ import inspect
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from importlib.metadata import distribution
 from pathlib import Path
@@ -30,6 +31,13 @@ def copy_touched(folder: Path) -> Path:
             shutil.copyfile(package.parent / name, folder / name)
     (folder / "sglang" / "__init__.py").touch()
     return folder / "sglang"
+
+
+def apply_in_place(package: Path, patches: list[Path]) -> None:
+    """Patch a tree itself, as somebody would who does it by hand."""
+    with tempfile.TemporaryDirectory() as folder:
+        patching.dry_run(package, patches, Path(folder))
+        shutil.copytree(folder, package.parent, dirs_exist_ok=True)
 
 
 @pytest.fixture
@@ -141,7 +149,7 @@ def test_a_hunk_that_does_not_fit_is_refused(
 
 
 def test_a_patched_tree_is_not_patched_again(wheel: Path) -> None:
-    patching.dry_run(wheel, SERIES, wheel.parent)
+    apply_in_place(wheel, SERIES)
     with pytest.raises(patching.PatchError, match=r"0001-.* does not fit(.|\n)*radix-rope doctor"):
         patching.apply()
     assert not patching.patched_root().exists()
