@@ -96,6 +96,12 @@ class EngineUnderTest:
         assert state["protected"] == 0, state
         assert state["free_requests"] == state["requests"], state
 
+    def stop_watchdog(self) -> None:
+        """Take the end of its processes for granted from now on."""
+        watchdog = self.engine.tokenizer_manager._subprocess_watchdog
+        if watchdog is not None:
+            watchdog.stop()
+
     def stop(self) -> None:
         """End the engine's processes."""
         self.engine.shutdown()
