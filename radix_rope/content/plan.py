@@ -33,7 +33,8 @@ class PlanOptions:
             raise ValueError(f"recompute_tokens is {self.recompute_tokens}, it must be at least 0")
         if self.max_roundings is not None and self.max_roundings < 1:
             raise ValueError(
-                f"max_roundings is {self.max_roundings}, it must be at least 1, or None for no limit"
+                f"max_roundings is {self.max_roundings}, it must be at least 1, or None for no "
+                "limit"
             )
         if self.max_generations is not None and self.max_generations < 0:
             raise ValueError(
