@@ -96,8 +96,5 @@ def engines(model_folder: Path) -> Iterator[Callable[..., object]]:
         return started[name]
 
     yield start
-    # Stopping one engine kills the children of all, which the others would take for a crash.
-    for engine in started.values():
-        engine.stop_watchdog()
     for engine in started.values():
         engine.stop()

@@ -1,5 +1,6 @@
 """Real SGLang engines for tests: started once, shared, stopped at the end."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -7,6 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 STOCK = "sglang.srt.mem_cache.radix_cache:RadixCache"
 PROBE = "tests.integration.probe:ProbeCache"
@@ -32,6 +35,7 @@ class EngineUnderTest:
             load_plugins()
             register_impl(impl)
             os.environ["RADIX_ROPE_CACHE_IMPL"] = f"{PROBE},{impl}"
+        others = {process.pid for process in psutil.Process().children(recursive=True)}
         try:
             self.engine = sglang.Engine(
                 **{
@@ -53,6 +57,12 @@ class EngineUnderTest:
                 os.environ.pop(key, None)
                 if value is not None:
                     os.environ[key] = value
+        self.processes = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            # The resource tracker serves all engines of this process.
+            if process.pid not in others and "resource_tracker" not in " ".join(process.cmdline())
+        ]
 
     def generate(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int = 4, **args: Any
@@ -96,15 +106,19 @@ class EngineUnderTest:
         assert state["protected"] == 0, state
         assert state["free_requests"] == state["requests"], state
 
-    def stop_watchdog(self) -> None:
-        """Take the end of its processes for granted from now on."""
+    def stop(self) -> None:
+        """End this engine's processes, and no others.
+
+        `Engine.shutdown` kills every child of this process, which other
+        engines' watchdogs would take for a crash.
+        """
         watchdog = self.engine.tokenizer_manager._subprocess_watchdog
         if watchdog is not None:
             watchdog.stop()
-
-    def stop(self) -> None:
-        """End the engine's processes."""
-        self.engine.shutdown()
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(self.processes, timeout=30)
 
 
 def shifted(result: dict[str, Any]) -> int:
