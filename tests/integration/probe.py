@@ -95,22 +95,6 @@ def plan_of(scheduler: Any, tokens: list[int], begin: int = 0) -> Any:
     return [] if plan is None else [(run.begin, run.end, run.delta) for run in plan.runs]
 
 
-def inject_failure(scheduler: Any, where: str, times: int = 1) -> None:
-    """Make the next calls of a step raise once each."""
-    import radix_rope.integration.hooks as hooks
-
-    original = getattr(hooks, where)
-    left = [times]
-
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        if left[0] > 0:
-            left[0] -= 1
-            raise RuntimeError("injected by a test")
-        return original(*args, **kwargs)
-
-    setattr(hooks, where, fail)
-
-
 def _array(tokens: list[int]) -> Any:
     from array import array
 
