@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -205,7 +207,18 @@ def _move_in_child(queue: multiprocessing.Queue[bool]) -> None:
 
 
 def test_a_forked_child_moves_with_threads_of_its_own() -> None:
-    """The parent's helper threads exist already; a fork does not inherit them."""
+    """The parent's helper threads exist already; a fork does not inherit them.
+
+    In an interpreter of its own: OpenMP threads that earlier tests left behind in
+    this one would hang torch itself in a forked child.
+    """
+    code = "from tests.rotary.test_move import fork_and_move; fork_and_move()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+
+
+def fork_and_move() -> None:
+    """Move here, then in a forked child; raises when the child fails or hangs."""
     pool = support.make_pool([support.spec_of(64, 64)] * 2, torch.float32, slots=2048, heads=4)
     src, dst = support.slot_pattern("contiguous", 1000, 2048, 4)
     threads = torch.get_num_threads()
@@ -221,7 +234,7 @@ def test_a_forked_child_moves_with_threads_of_its_own() -> None:
     child.join(60)
     if child.is_alive():
         child.kill()
-        pytest.fail("the forked child hung")
+        raise RuntimeError("the forked child hung")
     assert child.exitcode == 0 and queue.get(timeout=5)
 
 
