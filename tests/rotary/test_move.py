@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -209,11 +210,14 @@ def _move_in_child(queue: multiprocessing.Queue[bool]) -> None:
 def test_a_forked_child_moves_with_threads_of_its_own() -> None:
     """The parent's helper threads exist already; a fork does not inherit them.
 
-    In an interpreter of its own: OpenMP threads that earlier tests left behind in
-    this one would hang torch itself in a forked child.
+    In an interpreter of its own whose torch has one OpenMP thread: more of them,
+    started before the fork, would hang torch itself in the child.
     """
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     code = "from tests.rotary.test_move import fork_and_move; fork_and_move()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, env=one_thread
+    )
     assert done.returncode == 0, done.stderr
 
 
