@@ -55,7 +55,7 @@ demo: model ## Stock SGLang against radix_rope on the small model: table, JSON a
 serve: model ## Serve the small model with radix_rope on PORT (default 30000)
 	@model=$$('$(BIN)/radix-rope' fetch-model $(MODEL) 2>/dev/null | tail -n 1); \
 	echo "== when it says 'ready to roll', try:"; \
-	echo "curl -s http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' -d '{\"model\": \"$(MODEL)\", \"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}], \"max_tokens\": 24}'"; \
+	echo "curl -s http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' -d '{\"model\": \"$(MODEL)\", \"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}], \"max_tokens\": 24, \"temperature\": 0}'"; \
 	exec '$(BIN)/python' -W ignore -m sglang.launch_server --model-path "$$model" \
 	  --served-model-name $(MODEL) --host 127.0.0.1 --port $(PORT) --dtype float32 \
 	  --max-total-tokens 20000 --sleep-on-idle --enable-cache-report --radix-cache-impl radix_rope $(SERVE_ARGS)

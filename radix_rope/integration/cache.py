@@ -7,7 +7,6 @@ content matching off, it is `RadixCache`. Planning and copying live elsewhere.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,6 @@ from radix_rope.rotary.corrector import Corrector
 
 if TYPE_CHECKING:
     from radix_rope.integration.reuse import BatchReuse
-
-logger = logging.getLogger(__name__)
 
 
 class RadixRopeCache(RadixCache):  # type: ignore[misc]

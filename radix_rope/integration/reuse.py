@@ -6,7 +6,6 @@ may evict, so donors are locked first) and ends when the copy was enqueued.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,6 @@ from radix_rope.integration.request import state_of
 
 if TYPE_CHECKING:
     from radix_rope.integration.cache import RadixRopeCache
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
