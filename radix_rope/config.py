@@ -13,17 +13,19 @@ from typing import Any
 ENV_VAR = "RADIX_ROPE_CONFIG"
 
 MODES = ("shifted", "exact", "off")
+REPAIRS = ("none", "head", "attention")
 KERNELS = ("auto", "cpu", "torch", "triton", "flashinfer")
 
 # Inclusive ranges of the integer options.
 RANGES: dict[str, tuple[int, int]] = {
     "min_run_tokens": (1, 1_000_000),
     "recompute_tokens": (0, 1_000_000),
+    "attention_percent": (1, 100),
     "stride": (4, 4096),
     "max_generations": (1, 1000),
     "max_roundings": (1, 1000),
 }
-CHOICES: dict[str, tuple[str, ...]] = {"mode": MODES, "kernel": KERNELS}
+CHOICES: dict[str, tuple[str, ...]] = {"mode": MODES, "repair": REPAIRS, "kernel": KERNELS}
 
 
 class ConfigError(ValueError):
@@ -39,6 +41,9 @@ class RadixRopeConfig:
             but reuses only what stock SGLang would; `off` keeps no index.
         min_run_tokens: shortest run worth reusing, after its head was taken off.
         recompute_tokens: tokens computed again at the head of every run.
+        repair: which tokens of a run are computed again: `none`, its `head`, or those
+            that the request's last gap looks at most (`attention`).
+        attention_percent: how many of 100 run tokens `attention` computes again.
         stride: distance of the anchors; a shared run of `2 * stride - 1` tokens
             is always found.
         max_generations: reuses of reused KV allowed in a row.
@@ -55,6 +60,8 @@ class RadixRopeConfig:
     mode: str = "shifted"
     min_run_tokens: int = 64
     recompute_tokens: int = 16
+    repair: str = "head"
+    attention_percent: int = 15
     stride: int = 32
     max_generations: int = 8
     max_roundings: int = 8

@@ -32,6 +32,8 @@ def test_values_are_taken() -> None:
         ('{"min_run_tokens": "64"}', ["min_run_tokens", '"64"']),
         ('{"mode": "fast"}', ["mode", "shifted, exact, off"]),
         ('{"mode": ["exact"]}', ["mode", "one of"]),
+        ('{"repair": "tail"}', ["repair", "none, head, attention"]),
+        ('{"attention_percent": 101}', ["attention_percent", "integer from 1 to 100"]),
         ('{"kernel": "cuda"}', ["kernel", "auto, cpu, torch, triton, flashinfer"]),
         ('{"rotate": 1}', ["rotate", "true or false"]),
         ("[1, 2]", ["JSON object", "list", "min_run_tokens"]),

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from radix_rope.content.segment import Segment
 
 
+REPAIRS = ("none", "head", "attention")
+"""`none` copies whole runs, `head` computes their first tokens, `attention` those that the
+request's last gap looks at most, in a second pass."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """What a plan may reuse. Raises ValueError on values that make no sense."""
@@ -24,6 +29,10 @@ class PlanOptions:
     """Approximate donors with more generations are not used; 0: exact donors only; None: all."""
     max_roundings: int | None = None
     """Donors whose K was rounded this often are not moved again; 1: originals only; None: all."""
+    repair: str = "head"
+    """Which run tokens are computed all the same: one of `REPAIRS`."""
+    attention_percent: int = 15
+    """Of 100 run tokens, how many `attention` repair computes; from 1 to 100."""
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
@@ -31,6 +40,12 @@ class PlanOptions:
             raise ValueError(f"min_run_tokens is {self.min_run_tokens}, it must be at least 1")
         if self.recompute_tokens < 0:
             raise ValueError(f"recompute_tokens is {self.recompute_tokens}, it must be at least 0")
+        if self.repair not in REPAIRS:
+            raise ValueError(f"repair is {self.repair!r}, it must be one of {', '.join(REPAIRS)}")
+        if not 1 <= self.attention_percent <= 100:
+            raise ValueError(
+                f"attention_percent is {self.attention_percent}, it must be from 1 to 100"
+            )
         if self.max_roundings is not None and self.max_roundings < 1:
             raise ValueError(
                 f"max_roundings is {self.max_roundings}, it must be at least 1, or None for no "

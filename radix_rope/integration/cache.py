@@ -39,6 +39,8 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         self.plan_options = PlanOptions(
             min_run_tokens=self.config.min_run_tokens,
             recompute_tokens=self.config.recompute_tokens,
+            repair=self.config.repair,
+            attention_percent=self.config.attention_percent,
             recompute_all=self.config.recompute_all,
             max_generations=self.config.max_generations,
             max_roundings=self.config.max_roundings,
