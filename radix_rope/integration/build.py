@@ -40,6 +40,17 @@ def build_cache(ctx: Any) -> RadixRopeCache:
         model=ctx.model_config,
         ngram_embedding=bool(ctx.tp_worker.model_runner.ngram_embedding_manager.enabled),
     )
+    if ctx.params.disable:
+        logger.warning(
+            "radix_rope: with --disable-radix-cache no KV outlives its request, so none is "
+            "reused. Drop it to reuse any."
+        )
+    elif not ctx.model_config.is_generation:
+        logger.warning(
+            "radix_rope: an embedding model pools over every token of a prompt, so each is "
+            "computed: prompts share exact prefixes only."
+        )
+        config = replace(config, mode="off")
     cache = RadixRopeCache(ctx.params, config)
     if config.mode == "shifted" and cache.content is not None:
         _enable_reuse(cache, ctx, config)

@@ -14,6 +14,7 @@ from typing import Any
 
 from radix_rope.config import ENV_VAR, ConfigError, config_from_env, describe_options, parse_config
 from radix_rope.integration import seams
+from radix_rope.integration.support import refuse_options
 
 # Dotted paths (comma-separated) chosen on the command line, for the processes
 # that come after: each of them registers these.
@@ -47,7 +48,8 @@ def check_server_args(original: Callable[..., Any], server_args: Any) -> Any:
     """Hook of `ServerArgs.resolve_once`: refuse early, in the process the user sees.
 
     Raises:
-        ConfigError, SGLangVersionError, FileNotFoundError: only when radix_rope is chosen.
+        ConfigError, SGLangVersionError, FileNotFoundError, UnsupportedFeature: only when
+            radix_rope is chosen.
     """
     if server_args.radix_cache_backend == seams.BACKEND_NAME:
         config = config_from_env()
@@ -59,7 +61,12 @@ def check_server_args(original: Callable[..., Any], server_args: Any) -> Any:
                 "Hugging Face model, or run `radix-rope fetch-model smollm2-135m-instruct`, "
                 "which prints the folder of a small one."
             )
-    return original(server_args)
+    result = original(server_args)
+    if server_args.radix_cache_backend == seams.BACKEND_NAME:
+        from sglang.srt.arg_groups.overrides import resolved_view
+
+        refuse_options(resolved_view(server_args))
+    return result
 
 
 def register_impl(name: str) -> None:

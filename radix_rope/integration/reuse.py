@@ -152,6 +152,8 @@ def _may_reuse(cache: RadixRopeCache, req: Any) -> bool:
         # Scores are read at positions inside the prompt.
         and req.token_indices_to_pool is None
         and req.multi_item_delimiter_indices is None
+        # The rows of its beams are forked from its own by other code.
+        and req.beam_group is None
     )
 
 

@@ -51,6 +51,32 @@ def refuse_unsupported(
             "its layers forget tokens that a run would bring back",
         ),
         (model.is_encoder_decoder, "an encoder-decoder model", "keys depend on another sequence"),
+        (
+            ngram_embedding,
+            "a model with n-gram embeddings",
+            "its inputs depend on the tokens before a row",
+        ),
+        (
+            model.is_multimodal,
+            "a multimodal model",
+            "the positions of images are not counted in tokens, and a run of text behind one "
+            "would be moved by a wrong distance; --language-model-only serves its text",
+        ),
+    ]
+    _refuse(checks)
+    refuse_options(cfg)
+
+
+def refuse_options(cfg: Any) -> None:
+    """Check what is known before the model is loaded, in the process the user sees.
+
+    Args:
+        cfg: SGLang's resolved arguments (`resolved_view(server_args)`).
+
+    Raises:
+        UnsupportedFeature: naming the option, why, and what to do instead.
+    """
+    checks: list[tuple[bool, str, str]] = [
         (cfg.enable_hierarchical_cache, "--enable-hierarchical-cache", _NEEDS_OTHER_TREE),
         (cfg.enable_lmcache, "--enable-lmcache", _NEEDS_OTHER_TREE),
         (cfg.enable_flexkv, "--enable-flexkv", _NEEDS_OTHER_TREE),
@@ -74,7 +100,12 @@ def refuse_unsupported(
             "the draft model's KV would have to be moved too",
         ),
         (cfg.pp_size > 1, f"--pp-size {cfg.pp_size}", "plans are not passed between stages"),
-        (cfg.enable_dp_attention, "--enable-dp-attention", _NEEDS_WHOLE_ROWS),
+        (
+            # SGLang turns the old spelling into the new one while it resolves.
+            cfg.attn_dp_size > 1 or cfg.enable_dp_attention,
+            f"--attn-dp-size {cfg.attn_dp_size} (DP attention)",
+            _NEEDS_WHOLE_ROWS,
+        ),
         (cfg.attn_cp_size > 1, f"--attn-cp-size {cfg.attn_cp_size}", _NEEDS_WHOLE_ROWS),
         (cfg.dcp_size > 1, f"--dcp-size {cfg.dcp_size}", _NEEDS_WHOLE_ROWS),
         (cfg.enable_layernorm_sp, "--enable-layernorm-sp", _NEEDS_WHOLE_ROWS),
@@ -88,7 +119,11 @@ def refuse_unsupported(
             f"--disaggregation-mode {cfg.disaggregation_mode}",
             "approximate KV would be sent to other servers as exact",
         ),
-        (cfg.enable_lora, "--enable-lora", "adapters are prepared per request, not per row"),
+        (
+            cfg.enable_lora or bool(cfg.lora_paths),
+            "--enable-lora",
+            "adapters are prepared per request, not per row",
+        ),
         (cfg.enable_two_batch_overlap, "--enable-two-batch-overlap", _NEEDS_WHOLE_ROWS),
         (cfg.enable_single_batch_overlap, "--enable-single-batch-overlap", _NEEDS_WHOLE_ROWS),
         (cfg.enable_pdmux, "--enable-pdmux", _NEEDS_WHOLE_ROWS),
@@ -118,18 +153,8 @@ def refuse_unsupported(
             f"--kv-canary {cfg.kv_canary}",
             "it takes moved KV for a stray write",
         ),
-        (
-            ngram_embedding,
-            "a model with n-gram embeddings",
-            "its inputs depend on the tokens before a row",
-        ),
     ]
-    for asked, name, reason in checks:
-        if asked:
-            raise UnsupportedFeature(
-                f"radix_rope: {name} is not supported: {reason}. Drop it, or drop "
-                "--radix-cache-impl radix_rope."
-            )
+    _refuse(checks)
     backend = cfg.prefill_attention_backend or cfg.attention_backend
     if backend not in ATTENTION_BACKENDS:
         raise UnsupportedFeature(
@@ -137,3 +162,12 @@ def refuse_unsupported(
             "to read earlier rows of the same request. Use one of "
             f"{', '.join(ATTENTION_BACKENDS)} (--attention-backend)."
         )
+
+
+def _refuse(checks: list[tuple[bool, str, str]]) -> None:
+    for asked, name, reason in checks:
+        if asked:
+            raise UnsupportedFeature(
+                f"radix_rope: {name} is not supported: {reason}. Drop it, or drop "
+                "--radix-cache-impl radix_rope."
+            )

@@ -54,8 +54,8 @@ def request(rid: str, tokens: list[int], cache: RadixRopeCache, **changed: Any) 
         "extend_end": len(tokens), "extend_len": len(tokens), "last_node": cache.root_node,
         "extra_key": None, "cache_salt": None, "multimodal_inputs": None, "input_embeds": None,
         "positional_embed_overrides": None, "token_indices_to_pool": None,
-        "multi_item_delimiter_indices": None, "return_logprob": False, "logprob_start_len": -1,
-        "retracted_stain": False, "cached_tokens": 0,
+        "multi_item_delimiter_indices": None, "beam_group": None, "return_logprob": False,
+        "logprob_start_len": -1, "retracted_stain": False, "cached_tokens": 0,
     }  # fmt: skip
     return SimpleNamespace(**{**values, **changed})
 
@@ -215,6 +215,7 @@ def test_plans_are_given_up_when_their_rows_do_not_fit(cache: RadixRopeCache) ->
         {"positional_embed_overrides": object()},
         {"token_indices_to_pool": [3]},
         {"multi_item_delimiter_indices": [3]},
+        {"beam_group": object()},
         {"extra_key": "another tenant"},
         {"cache_salt": "salt"},
         {"return_logprob": True, "logprob_start_len": 0},

@@ -128,12 +128,54 @@ def plain_config(**changed: Any) -> SimpleNamespace:
         "enable_return_routed_experts": False, "enable_return_indexer_topk": False,
         "enable_mixed_chunk": True, "enable_return_hidden_states": False,
         "enable_deterministic_inference": False, "kv_canary": "none", "kv_events_config": None,
+        "attn_dp_size": 1, "lora_paths": None,
     }  # fmt: skip
     return SimpleNamespace(**{**values, **changed})
 
 
 def plain_model(**changed: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"sliding_window_size": None, "is_encoder_decoder": False, **changed})
+    return SimpleNamespace(
+        **{
+            "sliding_window_size": None,
+            "is_encoder_decoder": False,
+            "is_multimodal": False,
+            **changed,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
+        ({"enable_lmcache": True}, "--enable-lmcache"),
+        ({"enable_streaming_session": True}, "--enable-streaming-session"),
+        ({"speculative_algorithm": "NGRAM"}, "--speculative-algorithm NGRAM"),
+        ({"pp_size": 2}, "--pp-size 2"),
+        ({"tp_size": 2, "attn_dp_size": 2}, "--attn-dp-size 2"),
+        # The old spelling, which SGLang rewrites while it resolves.
+        ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, "--attn-dp-size 2"),
+        ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
+        ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode"),
+        ({"enable_lora": True}, "--enable-lora"),
+        ({"lora_paths": ["a=/nowhere"]}, "--enable-lora"),
+        ({"kv_events_config": '{"publisher": "zmq"}'}, "--kv-events-config"),
+        ({"attention_backend": "flex_attention"}, "attention backend 'flex_attention'"),
+    ],
+)
+def test_refused_before_the_model_is_loaded(
+    model_folder: Path, changed: dict[str, Any], said: str
+) -> None:
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    load_plugins()
+    args = {"model_path": str(model_folder), "dtype": "float32", **changed}
+    with pytest.raises(UnsupportedFeature) as error:
+        ServerArgs(radix_cache_backend="radix_rope", **args).resolve_once()
+    assert said in str(error.value)
+    # It is radix_rope that refuses: stock SGLang takes the same.
+    ServerArgs(**args).resolve_once()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +186,9 @@ def plain_model(**changed: Any) -> SimpleNamespace:
         ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm EAGLE"),
         ({"pp_size": 2}, "--pp-size 2"),
         ({"kv_events_config": "{}"}, "--kv-events-config"),
-        ({"enable_dp_attention": True}, "--enable-dp-attention"),
+        ({"attn_dp_size": 2}, "--attn-dp-size 2 (DP attention)"),
+        ({"enable_dp_attention": True}, "DP attention"),
+        ({"lora_paths": ["a=/b"]}, "--enable-lora"),
         ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
         ({"enable_lora": True}, "--enable-lora"),
         ({"enable_streaming_session": True}, "UnifiedRadixCache"),
@@ -171,6 +215,10 @@ def test_unsupported_features_are_refused_by_name(changed: dict[str, Any], said:
 
 
 def test_unsupported_models_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedFeature, match="a hybrid sliding-window model"):
+        refuse_unsupported(
+            plain_config(), is_hybrid_swa=True, is_hybrid_ssm=False, model=plain_model()
+        )
     with pytest.raises(UnsupportedFeature, match="sliding-window"):
         refuse_unsupported(
             plain_config(),
@@ -181,6 +229,20 @@ def test_unsupported_models_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedFeature, match="recurrent state"):
         refuse_unsupported(
             plain_config(), is_hybrid_swa=False, is_hybrid_ssm=True, model=plain_model()
+        )
+    with pytest.raises(UnsupportedFeature, match="encoder-decoder"):
+        refuse_unsupported(
+            plain_config(),
+            is_hybrid_swa=False,
+            is_hybrid_ssm=False,
+            model=plain_model(is_encoder_decoder=True),
+        )
+    with pytest.raises(UnsupportedFeature, match=r"multimodal model.*--language-model-only"):
+        refuse_unsupported(
+            plain_config(),
+            is_hybrid_swa=False,
+            is_hybrid_ssm=False,
+            model=plain_model(is_multimodal=True),
         )
     with pytest.raises(UnsupportedFeature, match="n-gram"):
         refuse_unsupported(
