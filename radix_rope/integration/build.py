@@ -54,6 +54,7 @@ def build_cache(ctx: Any) -> RadixRopeCache:
     cache = RadixRopeCache(ctx.params, config)
     if config.mode == "shifted" and cache.content is not None:
         _enable_reuse(cache, ctx, config)
+        cache.fallbacks.ranks = int(server.tp_size)
         cache.mixes = bool(server.enable_mixed_chunk)
         if cache.max_rows < _ENOUGH_ROWS:
             logger.warning(

@@ -19,6 +19,7 @@ from radix_rope.config import RadixRopeConfig
 from radix_rope.content.plan import PlanOptions, Run
 from radix_rope.content.segment import Provenance, Segment
 from radix_rope.content.tree import ContentTree
+from radix_rope.integration.fallbacks import Fallbacks
 from radix_rope.integration.request import EXACT, PathProvenance, RequestState, state_of
 from radix_rope.rotary.corrector import Corrector
 
@@ -51,6 +52,7 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         self.max_rows = 0
         # Whether decoding requests may ride along in a prefill batch.
         self.mixes = False
+        self.fallbacks = Fallbacks(strict=self.config.check_plans)
         # Plans of the batch prepared last; their donors are locked until it ran.
         self.outstanding: BatchReuse | None = None
         # (spliced, approximate prefix) of the batch just prepared, for its log line.

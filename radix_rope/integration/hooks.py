@@ -3,6 +3,7 @@
 `prepare_for_extend` plans and locks, `init_new` carries the plan to the
 forward, `_forward_raw` copies the runs and computes the gaps alone, the logits
 processor is shown requests instead of rows, and the reports say what happened.
+What fails of ours is undone, and the batch computed whole.
 """
 
 from __future__ import annotations
@@ -16,8 +17,20 @@ import torch
 
 from radix_rope.integration import seams
 from radix_rope.integration.cache import RadixRopeCache
-from radix_rope.integration.reuse import BatchReuse, commit, plan_batch
-from radix_rope.integration.rows import enter_rows, leave_rows, per_request_view, split_rows
+from radix_rope.integration.reuse import (
+    BatchReuse,
+    begin_extend,
+    commit,
+    plan_batch,
+    undo,
+)
+from radix_rope.integration.rows import (
+    RowBatch,
+    enter_rows,
+    leave_rows,
+    per_request_view,
+    split_rows,
+)
 
 _PLAN = "radix_rope_reuse"
 
@@ -45,15 +58,30 @@ def prepare_for_extend(original: Callable[..., Any], batch: Any) -> Any:
     if cache.outstanding is not None:
         # A batch that was prepared but never ran; its donors would stay locked.
         cache.outstanding.release()
-    reuse = cache.outstanding = plan_batch(cache, batch, cache.max_rows)
+    reuse = cache.outstanding = _plan(cache, batch)
     try:
         result = original(batch)
-        cache.shifted_tokens_of_batch = commit(reuse, batch)
     except BaseException:
         reuse.release()
         raise
+    try:
+        cache.shifted_tokens_of_batch = commit(reuse, batch)
+    except Exception as error:
+        undo(reuse)
+        cache.shifted_tokens_of_batch = (0, 0)
+        cache.fallbacks.survive("plan", error)
     setattr(batch, _PLAN, reuse)
     return result
+
+
+def _plan(cache: RadixRopeCache, batch: Any) -> BatchReuse:
+    """The batch's plans; none when planning fails."""
+    begin_extend(cache, batch)
+    try:
+        return plan_batch(cache, batch, cache.max_rows)
+    except Exception as error:
+        cache.fallbacks.survive("plan", error)
+        return BatchReuse(cache)
 
 
 def forward_batch_init(
@@ -64,9 +92,14 @@ def forward_batch_init(
     if reuse is None or not batch.forward_mode.is_extend():
         return original(cls, batch, *args, **kwargs)
     setattr(batch, _PLAN, None)
+    reuse.stats = getattr(batch, "prefill_stats", None)
     try:
         for entry in reuse.entries:
             assert batch.reqs[entry.index] is entry.req, "the batch changed after it was planned"
+    except Exception as error:
+        undo(reuse)
+        reuse.cache.fallbacks.survive("plan", error)
+    try:
         forward_batch = original(cls, batch, *args, **kwargs)
     except BaseException:
         reuse.release()
@@ -86,21 +119,34 @@ def forward_raw(
     if not reuse.entries:
         return original(runner, forward_batch, *args, **kwargs)
     try:
-        rows: dict[int, list[tuple[int, int]]] = {
-            entry.index: [(row.begin, row.end) for row in entry.plan.rows]
-            for entry in reuse.entries
-        }
-        _copy_runs(runner, forward_batch, reuse)
+        split = _splice(runner, forward_batch, reuse)
+    except Exception as error:
+        split = None
+        reuse.cache.fallbacks.survive("copy", error)
     finally:
         # The copy is enqueued: later writes to the donors' slots come after it.
         reuse.release()
-    split = split_rows(forward_batch, rows, runner.kv_index_translator)
-    token = enter_rows(split)
-    try:
-        with _rows_are_safe(runner):
-            return original(runner, split.forward_batch, *args, **kwargs)
-    finally:
-        leave_rows(token)
+    if split is not None:
+        token = enter_rows(split)
+        try:
+            with _rows_are_safe(runner):
+                return original(runner, split.forward_batch, *args, **kwargs)
+        except Exception as error:
+            reuse.cache.fallbacks.survive("forward", error)
+        finally:
+            leave_rows(token)
+    # The slots are the requests' own: computing them whole overwrites what was copied.
+    undo(reuse)
+    return original(runner, forward_batch, *args, **kwargs)
+
+
+def _splice(runner: Any, forward_batch: Any, reuse: BatchReuse) -> RowBatch:
+    """Copy the runs; returns the batch of the rows that remain to be computed."""
+    rows: dict[int, list[tuple[int, int]]] = {
+        entry.index: [(row.begin, row.end) for row in entry.plan.rows] for entry in reuse.entries
+    }
+    _copy_runs(runner, forward_batch, reuse)
+    return split_rows(forward_batch, rows, runner.kv_index_translator)
 
 
 def _copy_runs(runner: Any, forward_batch: Any, reuse: BatchReuse) -> None:

@@ -15,7 +15,7 @@ from radix_rope.content.check import check_plan
 from radix_rope.content.plan import ReusePlan, Row, Run
 from radix_rope.content.planner import make_plan
 from radix_rope.content.segment import Provenance
-from radix_rope.integration.request import state_of
+from radix_rope.integration.request import RequestState, state_of
 
 if TYPE_CHECKING:
     from radix_rope.integration.cache import RadixRopeCache
@@ -34,6 +34,9 @@ class RequestReuse:
     plan: ReusePlan
     source_slots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     locks: list[Any] = field(default_factory=list)
+    # For `undo`: the request's state before its runs were noted, and what was counted.
+    before: RequestState | None = None
+    counted_tokens: int = 0
 
 
 @dataclass
@@ -42,6 +45,8 @@ class BatchReuse:
 
     cache: RadixRopeCache
     entries: list[RequestReuse] = field(default_factory=list)
+    # SGLang's numbers for the batch's log line, once it has them.
+    stats: Any = None
 
     def release(self) -> None:
         """Unlock every donor. Safe to call more than once."""
@@ -56,6 +61,15 @@ class BatchReuse:
         self.entries.remove(entry)
 
 
+def begin_extend(cache: RadixRopeCache, batch: Any) -> None:
+    """Note on every request of an extend batch what its prefix is made of."""
+    for req in batch.reqs:
+        path_tokens = min(cache.path_tokens(req.last_node), req.prefix_len)
+        state_of(req).begin_extend(
+            path_tokens, req.prefix_len, cache.path_provenance(req.last_node)
+        )
+
+
 def plan_batch(cache: RadixRopeCache, batch: Any, max_rows: int) -> BatchReuse:
     """Find runs for every request of an extend batch and lock their donors.
 
@@ -68,9 +82,6 @@ def plan_batch(cache: RadixRopeCache, batch: Any, max_rows: int) -> BatchReuse:
     try:
         batch_may_reuse = _batch_may_reuse(cache, batch)
         for index, req in enumerate(batch.reqs):
-            state = state_of(req)
-            path_tokens = min(cache.path_tokens(req.last_node), req.prefix_len)
-            state.begin_extend(path_tokens, req.prefix_len, cache.path_provenance(req.last_node))
             if batch_may_reuse and _may_reuse(cache, req):
                 _plan_request(cache, reuse, req, index)
         if reuse.entries:
@@ -91,7 +102,7 @@ def commit(reuse: BatchReuse, batch: Any) -> tuple[int, int]:
     prefixes that stand on approximate nodes.
     """
     spliced_tokens = prefix_tokens = 0
-    spliced = {id(entry.req): entry.plan for entry in reuse.entries}
+    spliced = {id(entry.req): entry for entry in reuse.entries}
     for req in batch.reqs:
         state = state_of(req)
         approximate_prefix = 0
@@ -105,10 +116,11 @@ def commit(reuse: BatchReuse, batch: Any) -> tuple[int, int]:
             if not req.retracted_stain:
                 state.exact_tokens = exact
                 state.shifted_tokens = approximate_prefix
-        plan = spliced.get(id(req))
-        reused = 0 if plan is None else plan.reused_tokens
-        if plan is not None and reused:
-            for run in plan.runs:
+        entry = spliced.get(id(req))
+        reused = 0 if entry is None else entry.plan.reused_tokens
+        if entry is not None and reused:
+            entry.before = replace(state, copied=list(state.copied))
+            for run in entry.plan.runs:
                 donor = [piece.segment.provenance for piece in run.pieces]
                 state.splice(
                     run.begin,
@@ -121,11 +133,27 @@ def commit(reuse: BatchReuse, batch: Any) -> tuple[int, int]:
                     ),
                 )
             if not req.retracted_stain:
+                entry.counted_tokens = reused
                 req.cached_tokens += reused
                 state.shifted_tokens += reused
         spliced_tokens += reused
         prefix_tokens += approximate_prefix
     return spliced_tokens, prefix_tokens
+
+
+def undo(reuse: BatchReuse) -> None:
+    """Forget the batch's plans and what `commit` noted of them: everything will be computed."""
+    reuse.release()
+    spliced_tokens = 0
+    for entry in reuse.entries:
+        if entry.before is not None:
+            entry.req.radix_rope = entry.before
+            entry.req.cached_tokens -= entry.counted_tokens
+            spliced_tokens += entry.plan.reused_tokens
+    reuse.entries.clear()
+    if reuse.stats is not None:
+        reuse.stats.log_input_tokens += spliced_tokens
+        reuse.stats.radix_rope_shifted_tokens -= spliced_tokens
 
 
 def _batch_may_reuse(cache: RadixRopeCache, batch: Any) -> bool:

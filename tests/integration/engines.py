@@ -106,7 +106,7 @@ class EngineUnderTest:
         raise AssertionError("the scheduler did not become idle")
 
     def assert_nothing_lost(self) -> None:
-        """Every slot is free or in the tree, nothing is locked, tree and index agree."""
+        """Every slot is free or in the tree, nothing is locked or failed, tree and index agree."""
         for _ in range(100):
             state = self.probe("accounting")
             if state["free_requests"] == state["requests"]:
@@ -115,6 +115,8 @@ class EngineUnderTest:
         assert state["available"] + state["evictable"] == state["total"], state
         assert state["protected"] == 0, state
         assert state["free_requests"] == state["requests"], state
+        # What failed is served all the same, so that no answer would show it.
+        assert state["fallbacks"] == 0, state
 
     def stop(self) -> None:
         """End this engine's processes, and no others.

@@ -15,6 +15,8 @@ import torch
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
+from radix_rope.integration.fallbacks import Fallbacks
+
 
 class ProbeCache(RadixCache):
     """Never built: naming it makes SGLang's processes import this module."""
@@ -41,6 +43,7 @@ def accounting(scheduler: Any) -> dict[str, int]:
         "total": allocator.size,
         "free_requests": len(scheduler.req_to_token_pool.free_slots),
         "requests": scheduler.req_to_token_pool.size,
+        "fallbacks": sum(getattr(cache, "fallbacks", Fallbacks()).counts.values()),
     }
 
 
@@ -93,6 +96,20 @@ def plan_of(scheduler: Any, tokens: list[int], begin: int = 0) -> Any:
         cache.content, np.array(tokens), begin, len(tokens), (None, None), cache.plan_options
     )
     return [] if plan is None else [(run.begin, run.end, run.delta) for run in plan.runs]
+
+
+def arm_fault(scheduler: Any, stage: str, times: int) -> None:
+    """Let a stage fail (`faults.arm`)."""
+    from tests.integration import faults
+
+    faults.arm(scheduler, stage, times)
+
+
+def disarm_fault(scheduler: Any) -> dict[str, Any]:
+    """What the fault did (`faults.disarm`)."""
+    from tests.integration import faults
+
+    return faults.disarm(scheduler)
 
 
 def _array(tokens: list[int]) -> Any:

@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from radix_rope.config import RadixRopeConfig
 from radix_rope.integration import hooks
 from radix_rope.integration.cache import RadixRopeCache
+from radix_rope.integration.fallbacks import Fallbacks
 from radix_rope.integration.reuse import plan_batch
 
 DOCUMENT = list(range(1000, 1200))
@@ -115,12 +116,16 @@ def test_released_when_allocation_fails(cache: RadixRopeCache) -> None:
     assert locked(cache) == 0
 
 
-def test_released_when_planning_a_later_request_fails(cache: RadixRopeCache) -> None:
+def test_released_and_served_whole_when_planning_a_later_request_fails(
+    cache: RadixRopeCache,
+) -> None:
     broken = moved_request(cache, "broken")
     del broken.extra_key
-    with pytest.raises(AttributeError):
-        hooks.prepare_for_extend(lambda _: None, batch(cache, moved_request(cache), broken))
+    work = batch(cache, moved_request(cache), broken)
+    assert hooks.prepare_for_extend(lambda _: "allocated", work) == "allocated"
     assert locked(cache) == 0
+    assert cache.fallbacks.counts == {"plan": 1}
+    assert all(req.cached_tokens == 0 for req in work.reqs)
 
 
 def test_released_when_the_forward_batch_cannot_be_built(cache: RadixRopeCache) -> None:
@@ -158,9 +163,33 @@ def run_forward(cache: RadixRopeCache, req: Any, original: Any) -> Any:
 def test_released_when_the_copy_fails(cache: RadixRopeCache) -> None:
     assert isinstance(cache.corrector, Mover)
     cache.corrector.fails = True
+    req = moved_request(cache)
+    seen = run_forward(cache, req, lambda runner, forward: forward)
+    assert locked(cache) == 0
+    # The batch ran whole, and the request says so.
+    assert seen.req_pool_indices.tolist() == [0]
+    assert req.cached_tokens == 0
+    assert req.radix_rope.exact_until is None and req.radix_rope.shifted_tokens == 0
+    assert cache.fallbacks.counts == {"copy": 1}
+
+
+def test_a_rank_never_falls_back_alone(cache: RadixRopeCache) -> None:
+    assert isinstance(cache.corrector, Mover)
+    cache.fallbacks.ranks = 2
+    cache.corrector.fails = True
     with pytest.raises(RuntimeError, match="injected copy"):
         run_forward(cache, moved_request(cache), lambda *a: None)
     assert locked(cache) == 0
+    # A fault in planning is met by every rank, unless this one is out of memory.
+    cache.fallbacks.survive("plan", ValueError("injected"))
+    with pytest.raises(MemoryError):
+        cache.fallbacks.survive("plan", MemoryError("injected"))
+
+
+def test_failed_checks_end_the_server_when_plans_are_checked() -> None:
+    Fallbacks().survive("plan", AssertionError("injected"))
+    with pytest.raises(AssertionError):
+        Fallbacks(strict=True).survive("plan", AssertionError("injected"))
 
 
 def test_released_and_copied_before_the_forward(

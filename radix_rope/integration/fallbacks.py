@@ -1,0 +1,57 @@
+"""What happens when radix_rope itself fails: the batch is computed whole, as stock SGLang would.
+
+Counts such failures by stage and logs them, more and more rarely. Knows neither plans nor batches;
+the hooks catch, undo and go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+logger = logging.getLogger(__name__)
+
+STAGES = ("plan", "copy", "forward")
+
+
+class Fallbacks:
+    """Decides whether a failure may be survived, and remembers it.
+
+    Args:
+        ranks: schedulers that must form the same batches. With more than one, only failures
+            that all of them meet alike are survived: a rank that computed a batch whole beside
+            others that do not would wait for them forever, or mix up their sums.
+        strict: let failed assertions through (`check_plans`), so that tests see them.
+    """
+
+    def __init__(self, ranks: int = 1, strict: bool = False) -> None:
+        self.ranks = ranks
+        self.strict = strict
+        self.counts: Counter[str] = Counter()
+
+    def survive(self, stage: str, error: Exception) -> None:
+        """Count and log a failure, or raise it again where falling back would be wrong.
+
+        Args:
+            stage: one of `STAGES`.
+            error: what was caught.
+
+        Raises:
+            Exception: `error` itself.
+        """
+        if self.strict and isinstance(error, AssertionError):
+            raise error
+        # Plans are a pure function of tree and request: a fault in one is met by every rank.
+        alike = stage == "plan" and not isinstance(error, MemoryError)
+        if self.ranks > 1 and not alike:
+            raise error
+        self.counts[stage] += 1
+        count = self.counts[stage]
+        # The 1st, 2nd, 4th, 8th, ...: a fault of every batch must not fill the disk.
+        if count & (count - 1) == 0:
+            logger.error(
+                "radix_rope: %s failed (%d so far); the batch is computed whole, without reuse.",
+                stage,
+                count,
+                exc_info=error,
+            )
