@@ -66,7 +66,15 @@ def documents(encode: Callable[[str], list[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def engines(model_folder: Path) -> Iterator[Callable[..., object]]:
+def tiny_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer Llama of random weights with SmolLM2's tokenizer."""
+    from tests.integration.tiny_llama import write_tiny_llama
+
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "one", model_folder, seed=1)
+
+
+@pytest.fixture(scope="session")
+def engines(model_folder: Path, tiny_folder: Path) -> Iterator[Callable[..., object]]:
     """Start engines by name; each is started once and stopped at the end of the session."""
     from tests.integration.engines import STOCK, EngineUnderTest
 
@@ -83,6 +91,19 @@ def engines(model_folder: Path) -> Iterator[Callable[..., object]]:
                 "enable_mixed_chunk": True,
                 "disable_overlap_schedule": True,
                 "max_total_tokens": 4096,
+            },
+        ),
+        # What a server can be asked for at once; also what two ranks are compared with.
+        "features": (
+            "radix_rope",
+            {"check_plans": True, "min_run_tokens": 32, "recompute_tokens": 8},
+            {
+                "model_path": str(tiny_folder),
+                "chunked_prefill_size": 256,
+                "max_running_requests": 8,
+                "max_total_tokens": 6000,
+                "enable_priority_scheduling": True,
+                "enable_return_hidden_states": True,
             },
         ),
         "bf16": ("radix_rope", {"check_plans": True}, {"dtype": "bfloat16"}),

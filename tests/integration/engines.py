@@ -66,12 +66,24 @@ class EngineUnderTest:
         ]
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int = 4, **args: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int = 4,
+        sampling: dict[str, Any] | None = None,
+        **args: Any,
     ) -> list[dict[str, Any]]:
-        """Greedy completions of token-id prompts, sent together."""
+        """Greedy completions of token-id prompts, sent together.
+
+        `sampling` adds to the sampling parameters, `args` to the request.
+        """
         from sglang.srt.managers.io_struct import GenerateReqInput
 
-        sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+        sampling = {
+            "temperature": 0,
+            "max_new_tokens": max_new_tokens,
+            "ignore_eos": True,
+            **(sampling or {}),
+        }
         # Engine.generate knows fewer arguments (no extra_key) than the request has.
         request = GenerateReqInput(
             input_ids=[list(p) for p in prompts], sampling_params=sampling, **args

@@ -5,6 +5,7 @@ loads this module as a dotted-path cache implementation (which nobody selects)
 and runs the function through SGLang's own RPC.
 """
 
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,21 @@ def _run(scheduler: Any, function: str, output: str, arguments: bytes) -> None:
 
 
 Scheduler.radix_rope_probe = _run
+
+
+def _report_at_flush() -> None:
+    """SGLang's RPC reaches one data-parallel rank only, a flush reaches all."""
+    folder = os.environ.get("RADIX_ROPE_TEST_FLUSH_FOLDER")
+    if folder is None:
+        return
+    original = Scheduler.flush_cache
+
+    def flush_cache(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        state = {"accounting": accounting(scheduler), "tree": tree(scheduler)}
+        (Path(folder) / str(os.getpid())).write_bytes(pickle.dumps(state))
+        return original(scheduler, *args, **kwargs)
+
+    Scheduler.flush_cache = flush_cache
 
 
 def accounting(scheduler: Any) -> dict[str, int]:
@@ -125,14 +141,18 @@ def set_test_retract(scheduler: Any, on: bool) -> None:
     module.TEST_RETRACT = on
 
 
-def tree_of_rank(scheduler: Any, folder: str) -> None:
-    """Write this rank's whole tree (places, tokens, provenance, slots) to a file of its own."""
-    import os
-
-    cache = scheduler.tree_cache
-    cache.check_invariants()
-    nodes = [
+def tree(scheduler: Any) -> list[Any]:
+    """Places, tokens, namespaces, provenance and slots of all nodes."""
+    return [
         (s.start, s.tokens.tolist(), s.namespace, s.provenance, s.owner.value.tolist())
-        for s in cache.content.segments()
+        for s in scheduler.tree_cache.content.segments()
     ]
-    (Path(folder) / str(os.getpid())).write_bytes(pickle.dumps(nodes))
+
+
+def tree_of_rank(scheduler: Any, folder: str) -> None:
+    """Write this rank's whole tree to a file of its own."""
+    scheduler.tree_cache.check_invariants()
+    (Path(folder) / str(os.getpid())).write_bytes(pickle.dumps(tree(scheduler)))
+
+
+_report_at_flush()
