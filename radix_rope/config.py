@@ -40,7 +40,8 @@ class RadixRopeConfig:
         mode: `shifted` reuses KV at any offset; `exact` keeps the content index
             but reuses only what stock SGLang would; `off` keeps no index.
         min_run_tokens: shortest run worth reusing, after its head was taken off.
-        recompute_tokens: tokens computed again at the head of every run.
+        recompute_tokens: tokens computed again at the head of a run that nothing before it
+            shares with its donor; fewer where up to 256 tokens do.
         repair: which tokens of a run are computed again: `none`, its `head`, or those
             that the request's last gap looks at most (`attention`).
         attention_percent: how many of 100 run tokens `attention` computes again.

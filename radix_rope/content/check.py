@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radix_rope.content.plan import ReusePlan, Row, Run
+from radix_rope.content.segment import Segment
 from radix_rope.content.tree import as_tokens
 
 
@@ -45,8 +46,7 @@ def _check_run(plan: ReusePlan, run: Run, tokens: np.ndarray) -> None:
     for low, high in plan.must_compute:
         assert max(low, run.begin) >= min(high, run.end), f"{run} reuses tokens of [{low}, {high})"
     assert run.pieces and run.pieces[0].donor_begin == run.donor_begin, "donor_begin is off"
-    head = plan.options.recompute_tokens
-    assert run.left_context_tokens >= min(head, 512), "the head is not part of the left context"
+    _check_head(plan, run, tokens)
     at = run.begin
     for index, piece in enumerate(run.pieces):
         segment = piece.segment
@@ -65,3 +65,26 @@ def _check_run(plan: ReusePlan, run: Run, tokens: np.ndarray) -> None:
     limit = plan.options.max_generations
     if limit is not None:
         assert all(p.exact or max(1, p.generations) <= limit for p in provenances)
+
+
+def _check_head(plan: ReusePlan, run: Run, tokens: np.ndarray) -> None:
+    """The head is as long as the options ask for, and what stands before it is the donor's too."""
+    first = run.begin - run.head_tokens
+    low = first - run.left_context_tokens
+    assert 0 <= run.left_context_tokens <= 512, "left context counts up to 512"
+    assert first >= plan.begin, "the head begins before the range"
+    wanted = plan.options.head_tokens(run.left_context_tokens, first - run.delta)
+    assert run.head_tokens == wanted, f"{run} should have a head of {wanted}"
+    at = run.begin
+    segment: Segment | None = run.pieces[0].segment
+    holder = segment
+    while at > low:
+        assert segment is not None, "the left context leaves the donor's path"
+        begin = max(low, segment.start + run.delta)
+        if begin <= first < at:
+            holder = segment
+        donor = segment.tokens[begin - run.delta - segment.start : at - run.delta - segment.start]
+        assert np.array_equal(donor, tokens[begin:at]), "the left context is not the donor's"
+        at, segment = begin, segment.parent
+    assert holder is not None
+    assert not (holder.provenance.copied and run.left_context_tokens), "a copy has no left context"

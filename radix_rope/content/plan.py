@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from radix_rope.content.segment import Segment
 
+REPAIRING_CONTEXT_TOKENS = 256
+"""A run after this many tokens that its donor stood after too needs no repair."""
 
 REPAIRS = ("none", "head", "attention")
 """`none` copies whole runs, `head` computes their first tokens, `attention` those that the
@@ -22,7 +24,7 @@ class PlanOptions:
     min_run_tokens: int = 64
     """A run that would reuse fewer tokens is computed instead; at least 1."""
     recompute_tokens: int = 16
-    """Tokens at the head of each run that are computed, to repair context; at least 0."""
+    """Tokens at the head of a run that are computed where nothing before it matches; at least 0."""
     recompute_all: bool = False
     """Compute the runs too, each as a row of its own: splits the forward but reuses nothing."""
     max_generations: int | None = None
@@ -57,6 +59,21 @@ class PlanOptions:
                 "no limit"
             )
 
+    def head_tokens(self, left_context_tokens: int, donor_begin: int) -> int:
+        """How many tokens of a run are computed at its head.
+
+        Args:
+            left_context_tokens: tokens right before the run that equal those its donor was
+                computed after. The more, the shorter the head; none from 256 on.
+            donor_begin: the donor's position of the run's first token. The token at 0 carries
+                the attention sink and is never copied, whatever the repair.
+        """
+        head = 0
+        if self.repair == "head":
+            missing = max(0, REPAIRING_CONTEXT_TOKENS - left_context_tokens)
+            head = -(-self.recompute_tokens * missing // REPAIRING_CONTEXT_TOKENS)
+        return max(head, 1) if donor_begin == 0 else head
+
 
 @dataclass(frozen=True, slots=True)
 class DonorPiece:
@@ -79,8 +96,9 @@ class DonorPiece:
 class Run:
     """Request positions [begin, end) whose KV is taken from the donor, the head already left out.
 
-    `donor_begin` is the donor's absolute position of `begin`. `left_context_tokens` counts the
-    tokens before `begin` that equal the donor's, the computed head included, up to 512.
+    `donor_begin` is the donor's absolute position of `begin`. `head_tokens` are computed right
+    before it. `left_context_tokens` counts the tokens before the head that equal those before
+    the donor's, up to 512; 0 where a copy is the donor, for its KV was computed elsewhere.
     """
 
     begin: int
@@ -88,6 +106,7 @@ class Run:
     donor_begin: int
     pieces: tuple[DonorPiece, ...]
     left_context_tokens: int
+    head_tokens: int = 0
 
     @property
     def delta(self) -> int:

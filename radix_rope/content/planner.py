@@ -41,6 +41,18 @@ class _Stretch:
     def segment_at(self, position: int) -> Segment:
         return self.pieces[bisect_right(self.piece_begins, position) - 1].segment
 
+    def context_tokens(self, position: int) -> int:
+        """Tokens before `position` that equal those its KV was computed after, up to 512."""
+        if self.segment_at(position).provenance.copied:
+            # Moved KV was computed in its original's context, so what stands before the
+            # copy says nothing.
+            return 0
+        return min(LEFT_CONTEXT_TOKENS, position - self.candidate.begin)
+
+    def head_tokens(self, position: int, options: PlanOptions) -> int:
+        """Tokens computed at the head of a run that begins at `position`."""
+        return options.head_tokens(self.context_tokens(position), position - self.candidate.delta)
+
     def rank(self, position: int) -> _RankKey:
         """Smaller is better, for a run that begins at `position`."""
         segment = self.segment_at(position)
@@ -48,8 +60,7 @@ class _Stretch:
         context = min(LEFT_CONTEXT_TOKENS, position - self.candidate.begin)
         return (
             not provenance.exact,
-            # Moved KV was computed in its original's context, so its own left
-            # context says nothing; and moving it again would round it again.
+            # Its left context says nothing, and moving it again would round it again.
             provenance.copied,
             -context,
             self.candidate.donor_begin == 0,
@@ -111,7 +122,7 @@ def make_plan(
     kept = _merged(kept)
     if not kept:
         return None
-    runs = tuple(_run(k, options.recompute_tokens) for k in kept)
+    runs = tuple(_run(k, options) for k in kept)
     rows = _rows(begin, end, [(run.begin, run.end) for run in runs])
     if options.recompute_all:
         rows = tuple(sorted([*rows, *(Row(r.begin, r.end) for r in runs)], key=lambda r: r.begin))
@@ -195,10 +206,10 @@ def _sweep(
     """Give the free positions that nothing is kept at to the best parts, left to right.
 
     A part is taken where it reuses enough after its head is computed, or where it lengthens a run
-    of the same stretch that is kept next to it (the head is then paid once).
+    of the same stretch that is kept next to it (the head is then paid once; a part before that
+    run only where the run then begins no later: with less context its head may be longer).
     """
     parts = sorted(parts, key=lambda p: (p[0], p[2].order))
-    least = options.recompute_tokens + options.min_run_tokens
     result = list(kept)
     starts = {k.begin: k.stretch for k in kept}
     ends = {k.end: k.stretch for k in kept}
@@ -214,8 +225,13 @@ def _sweep(
             best: tuple[_RankKey, int, _Stretch] | None = None
             for _, stop, stretch in active:
                 stop = min(stop, high)
-                joins = ends.get(x) is stretch or (stop == high and starts.get(high) is stretch)
-                if joins or stop - x >= least:
+                begin = x + stretch.head_tokens(x, options)
+                joins = ends.get(x) is stretch or (
+                    stop == high
+                    and starts.get(high) is stretch
+                    and begin <= high + stretch.head_tokens(high, options)
+                )
+                if joins or stop - begin >= options.min_run_tokens:
                     key = stretch.rank(x)
                     if best is None or key < best[0]:
                         best = key, stop, stretch
@@ -267,15 +283,16 @@ def _merged(kept: list[_Kept]) -> list[_Kept]:
     return merged
 
 
-def _run(kept: _Kept, recompute_tokens: int) -> Run:
-    begin = kept.begin + recompute_tokens
-    candidate = kept.stretch.candidate
+def _run(kept: _Kept, options: PlanOptions) -> Run:
+    head = kept.stretch.head_tokens(kept.begin, options)
+    begin = kept.begin + head
     return Run(
         begin=begin,
         end=kept.end,
-        donor_begin=begin - candidate.delta,
+        donor_begin=begin - kept.stretch.candidate.delta,
         pieces=kept.stretch.cut(begin, kept.end),
-        left_context_tokens=min(LEFT_CONTEXT_TOKENS, begin - candidate.begin),
+        left_context_tokens=kept.stretch.context_tokens(kept.begin),
+        head_tokens=head,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -110,7 +112,8 @@ def check_random_plan(
 ) -> None:
     options = PlanOptions(
         min_run_tokens=1 + seed % 9,
-        recompute_tokens=seed % 4,
+        recompute_tokens=(0, 1, 2, 3, 16)[seed % 5],
+        repair=("head", "head", "none", "attention")[seed // 5 % 4],
         recompute_all=seed % 7 == 0,
         max_generations=(None, 0, 1, None)[seed % 4],
     )
@@ -131,8 +134,7 @@ def check_nothing_left(twin, tokens, space, begin, end, options, must_compute, p
     """No promised run of usable donors still fits, whole, between what the plan keeps."""
     taken = set(range(end - 1, end)) | {x for low, high in must_compute for x in range(low, high)}
     for run in plan.runs if plan else ():
-        taken |= set(range(run.begin - options.recompute_tokens, run.end))
-    least = options.min_run_tokens + options.recompute_tokens
+        taken |= set(range(run.begin - run.head_tokens, run.end))
     limit = options.max_generations
     for run in twin.naive_runs(tokens, space, begin, end, 2 * twin.tree.stride - 1):
         length = 0
@@ -140,9 +142,25 @@ def check_nothing_left(twin, tokens, space, begin, end, options, must_compute, p
             origin = twin.segments[run.node_at(x)].provenance
             usable = origin.exact or limit is None or origin.generations <= limit
             length = length + 1 if usable and x not in taken else 0
+            first = x + 1 - length
+            least = options.min_run_tokens
+            if length:
+                copied = twin.segments[run.node_at(first)].provenance.copied
+                context = 0 if copied else min(512, first - run.begin)
+                least += naive_head(options, context, first - run.begin + run.donor_begin)
             # Which of two siblings serves the last tokens before a page is full is left open.
             if length >= least and x < run.end - twin.page_size:
                 raise AssertionError(f"{run} could still be reused up to {x}: {plan}")
+
+
+def naive_head(options: PlanOptions, context: int, donor_begin: int) -> int:
+    """The rule in words: recompute_tokens, less where the 256 tokens before match; the sink."""
+    if options.repair == "head":
+        share = Fraction(max(0, 256 - context), 256)
+        head = math.ceil(options.recompute_tokens * share)
+    else:
+        head = 0
+    return 1 if head == 0 and donor_begin == 0 else head
 
 
 def run_sequence(ops: list[Operation], page_size: int, stride: int, promise: bool = True) -> None:

@@ -111,7 +111,7 @@ def test_left_context_counts_up_to_512_tokens() -> None:
     )
     plan = case.plan(must_compute=must)
     assert plan is not None and [p.segment for p in plan.runs[0].pieces] == [longer]
-    assert plan.runs[0].begin == case.document_at + 16
+    assert plan.runs[0].begin == case.document_at  # so much context needs no repair
     assert plan.runs[0].left_context_tokens == 512
 
 
@@ -125,7 +125,8 @@ def test_left_context_counts_tokens_that_are_computed_or_in_the_prefix() -> None
         check_plan(plan, case.request)
         run = plan.runs[0]
         assert run.pieces[0].segment is matching
-        assert (run.begin, run.left_context_tokens) == (case.document_at + 16, 216)
+        # Of the 256 tokens that would repair it, 200 match: 16 * 56 / 256, rounded up.
+        assert (run.begin, run.left_context_tokens) == (case.document_at + 4, 200)
 
 
 def test_donor_at_position_0_loses() -> None:
@@ -200,8 +201,8 @@ def test_when_a_donor_ends_the_next_best_takes_over_with_its_own_context() -> No
     a, b = plan.runs
     assert (a.pieces[0].segment, b.pieces[0].segment) == (first, second)
     assert a.end == case.document_at + 400
-    assert (b.begin, b.end) == (a.end + 16, case.document_at + 1000)
-    assert b.left_context_tokens == 50 + 400 + 16
+    assert (b.begin, b.end) == (a.end, case.document_at + 1000)
+    assert b.left_context_tokens == 50 + 400
 
 
 def test_a_donor_that_would_reuse_too_little_leaves_its_place_to_the_next() -> None:
@@ -278,8 +279,9 @@ def test_another_exact_donor_replaces_the_approximate_middle() -> None:
     at = case.document_at
     got = [(r.begin - at, r.end - at, [p.segment for p in r.pieces]) for r in plan.runs]
     # The first donor has the longer context up to its cut; then the other, with its own context.
-    assert got == [(16, 250, [upper]), (266, 800, [other]), (816, 1000, [segment])]
-    assert [r.left_context_tokens for r in plan.runs] == [16, 66, 512]
+    # Its 50 tokens shorten its head to 16 * 206 / 256, and the last run needs none.
+    assert got == [(16, 250, [upper]), (263, 800, [other]), (800, 1000, [segment])]
+    assert [r.left_context_tokens for r in plan.runs] == [0, 50, 512]
 
 
 def test_generation_limit_cuts_a_donor() -> None:
@@ -299,15 +301,16 @@ def test_must_compute_ranges_and_the_last_token_are_rows() -> None:
     case.donor(size=1000)
     at = case.document_at
     case.request = case.request[: at + 1000]  # ends with the document
-    plan = case.plan(must_compute=[(at + 300, at + 301), (at + 310, at + 320)])
+    plan = case.plan(must_compute=[(at + 128, at + 129), (at + 310, at + 320)])
     assert plan is not None
-    assert [(r.begin - at, r.end - at) for r in plan.runs] == [(16, 300), (336, 999)]
+    assert [(r.begin - at, r.end - at) for r in plan.runs] == [(16, 128), (137, 310), (320, 999)]
     assert [(r.begin, r.end) for r in plan.rows] == [
         (0, at + 16),
-        (at + 300, at + 336),
+        (at + 128, at + 137),
+        (at + 310, at + 320),
         (at + 999, at + 1000),
     ]
-    assert plan.reused_tokens == 284 + 663
+    assert plan.reused_tokens == 112 + 173 + 679
     assert plan.computed_tokens == at + 1000 - plan.reused_tokens
 
 
@@ -319,6 +322,83 @@ def test_recompute_all_splits_rows_where_runs_would_be() -> None:
     assert computed.runs == () and computed.reused_tokens == 0
     bounds = sorted((p.begin, p.end) for p in [*reused.rows, *reused.runs])
     assert [(r.begin, r.end) for r in computed.rows] == bounds
+
+
+# How much of a run is computed at its head.
+
+
+@pytest.mark.parametrize(
+    ("context", "head"), [(0, 16), (1, 16), (16, 15), (128, 8), (240, 1), (255, 1), (256, 0)]
+)
+def test_the_head_is_shorter_the_more_context_matches(context: int, head: int) -> None:
+    case = Case()
+    case.donor(context_tokens=context)
+    plan = case.plan(must_compute=[(0, case.document_at)])
+    assert plan is not None
+    (run,) = plan.runs
+    assert (run.begin, run.head_tokens) == (case.document_at + head, head)
+    assert run.left_context_tokens == context
+
+
+@pytest.mark.parametrize(
+    ("repair", "tokens", "head"),
+    [("none", 16, 1), ("attention", 16, 1), ("head", 0, 1), ("head", 1, 1), ("head", 9, 9)],
+)
+def test_the_token_at_the_donors_position_0_is_never_copied(
+    repair: str, tokens: int, head: int
+) -> None:
+    options = PlanOptions(repair=repair, recompute_tokens=tokens)
+    case = Case()
+    case.donor(before=0)
+    plan = case.plan(options)
+    assert plan is not None and plan.runs[0].begin == case.document_at + head
+    # From its second token on it is like any other.
+    plan = case.plan(options, must_compute=[(0, case.document_at + 1)])
+    assert plan is not None
+    assert plan.runs[0].head_tokens == (tokens if repair == "head" else 0)
+
+
+@pytest.mark.parametrize("repair", ["none", "attention"])
+def test_other_repairs_compute_no_head(repair: str) -> None:
+    case = Case(size=64)
+    case.donor(size=64)
+    plan = case.plan(PlanOptions(repair=repair))
+    assert plan is not None
+    assert [(r.begin, r.head_tokens) for r in plan.runs] == [(case.document_at, 0)]
+    assert case.plan(PlanOptions(repair="head")) is None  # 48 tokens are too few
+
+
+def test_a_short_head_leaves_enough_of_a_short_run() -> None:
+    case = Case(size=64)
+    case.donor(context_tokens=256, size=64)
+    plan = case.plan(must_compute=[(0, case.document_at)])
+    assert plan is not None and len(plan.runs[0]) == 64
+    case = Case(size=64)
+    case.donor(context_tokens=255, size=64)
+    assert case.plan(must_compute=[(0, case.document_at)]) is None
+
+
+def test_what_stands_before_a_copy_does_not_shorten_its_head() -> None:
+    case = Case()
+    case.donor(context_tokens=300, provenance=COPIED)
+    plan = case.plan(must_compute=[(0, case.document_at)])
+    assert plan is not None
+    (run,) = plan.runs
+    assert (run.head_tokens, run.left_context_tokens) == (16, 0)
+
+
+def test_a_copied_part_does_not_join_where_its_longer_head_would_cost_more() -> None:
+    """10 copied tokens before a run without a head would bring a head of 16."""
+    for copied_tokens, begin in ((10, 10), (40, 16)):
+        case = Case()
+        segment = case.donor(context_tokens=400)
+        before = case.tree.split(segment, 700)
+        part = case.tree.split(segment, copied_tokens)
+        case.tree.set_provenance(part, COPIED)
+        assert before.end == 700
+        plan = case.plan(must_compute=[(0, case.document_at)])
+        assert plan is not None
+        assert [run.begin - case.document_at for run in plan.runs] == [begin]
 
 
 # Where donors may stand.
@@ -370,9 +450,10 @@ def test_run_across_a_chunk_boundary() -> None:
     assert first is not None and second is not None
     check_plan(first, request)
     check_plan(second, request)
-    assert [(r.begin, r.end, r.left_context_tokens) for r in first.runs] == [(86, 511, 16)]
-    assert [(r.begin, r.end) for r in second.runs] == [(528, 1070)]
-    assert second.runs[0].left_context_tokens == 528 - 70
+    assert [(r.begin, r.end, r.left_context_tokens) for r in first.runs] == [(86, 511, 0)]
+    # What goes on in the next chunk stands after its own beginning.
+    assert [(r.begin, r.end) for r in second.runs] == [(512, 1070)]
+    assert second.runs[0].left_context_tokens == 512 - 70
 
 
 def test_run_continues_into_the_right_child() -> None:
