@@ -7,12 +7,13 @@ heavy is loaded.
 
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
 ENV_VAR = "RADIX_ROPE_CONFIG"
 
-MODES = ("shifted", "exact", "off")
+MODES = ("shifted", "opt_in", "exact", "off")
 REPAIRS = ("none", "head", "attention")
 KERNELS = ("auto", "cpu", "torch", "triton", "flashinfer")
 
@@ -37,8 +38,10 @@ class RadixRopeConfig:
     """Options of the server; every field can be set in the JSON object.
 
     Attributes:
-        mode: `shifted` reuses KV at any offset; `exact` keeps the content index
-            but reuses only what stock SGLang would; `off` keeps no index.
+        mode: `shifted` reuses KV at any offset unless a request asks for `exact`;
+            `opt_in` does so only for requests that ask for `shifted`; `exact` keeps
+            the content index but reuses only what stock SGLang would, whatever a
+            request asks; `off` keeps no index.
         min_run_tokens: shortest run worth reusing, after its head was taken off.
         recompute_tokens: tokens computed again at the head of a run that nothing before it
             shares with its donor; fewer where up to 256 tokens do.
@@ -75,14 +78,15 @@ class RadixRopeConfig:
     def __post_init__(self) -> None:
         """Refuse values of a wrong type or out of range (ConfigError)."""
         for field in fields(self):
-            _check_value(field.name, getattr(self, field.name))
+            check_option(field.name, getattr(self, field.name))
 
 
-def describe_options() -> str:
-    """One line per option: name, what it accepts, default."""
+def describe_options(names: Collection[str] | None = None) -> str:
+    """One line per option (all, or those named): name, what it accepts, default."""
     return "\n".join(
         f"  {field.name}: {_accepts(field.name)}; default {json.dumps(field.default)}"
         for field in fields(RadixRopeConfig)
+        if names is None or field.name in names
     )
 
 
@@ -133,7 +137,8 @@ def _accepts(name: str) -> str:
     return "true or false"
 
 
-def _check_value(name: str, value: Any) -> None:
+def check_option(name: str, value: Any) -> None:
+    """Refuse a value that option `name` cannot have (ConfigError)."""
     if name in CHOICES:
         valid = isinstance(value, str) and value in CHOICES[name]
     elif name in RANGES:

@@ -30,7 +30,7 @@ def test_values_are_taken() -> None:
         ('{"recompute_tokens": 1.5}', ["recompute_tokens", "1.5"]),
         ('{"min_run_tokens": true}', ["min_run_tokens", "true"]),
         ('{"min_run_tokens": "64"}', ["min_run_tokens", '"64"']),
-        ('{"mode": "fast"}', ["mode", "shifted, exact, off"]),
+        ('{"mode": "fast"}', ["mode", "shifted, opt_in, exact, off"]),
         ('{"mode": ["exact"]}', ["mode", "one of"]),
         ('{"repair": "tail"}', ["repair", "none, head, attention"]),
         ('{"attention_percent": 101}', ["attention_percent", "integer from 1 to 100"]),

@@ -29,6 +29,8 @@ class Provenance:
     """Reuses that lie behind it: 0 for exact KV, at least 1 for approximate KV."""
     roundings: int = 0
     """How many times K was rotated and rounded since it was computed."""
+    originals: tuple[tuple[int, int], ...] = ()
+    """Of copied KV: (strip, end position) of the donors; it can be copied again while they live."""
 
     @property
     def index_rank(self) -> int:

@@ -226,6 +226,14 @@ class ContentTree:
         else:
             segment.provenance = provenance
 
+    def can_be_copied_again(self, segment: Segment) -> bool:
+        """Whether `segment` is a copy whose originals are all still here. O(originals)."""
+        originals = segment.provenance.originals
+        return bool(originals) and all(
+            (strip := self.strips.get(strip_id)) is not None and strip.pieces[-1].end >= end
+            for strip_id, end in originals
+        )
+
     def candidates(
         self, tokens: npt.ArrayLike, namespace: Hashable, begin: int, end: int
     ) -> list[Candidate]:

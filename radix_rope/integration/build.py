@@ -30,6 +30,8 @@ def build_cache(ctx: Any) -> RadixRopeCache:
     """
     from sglang.srt.arg_groups.overrides import resolved_view
 
+    from radix_rope.integration.hooks import install_request_check
+
     config = config_from_env()
     seams.check_version(config.allow_untested_sglang)
     server = resolved_view(ctx.server_args)
@@ -52,7 +54,8 @@ def build_cache(ctx: Any) -> RadixRopeCache:
         )
         config = replace(config, mode="off")
     cache = RadixRopeCache(ctx.params, config)
-    if config.mode == "shifted" and cache.content is not None:
+    install_request_check()
+    if config.mode in ("shifted", "opt_in") and cache.content is not None:
         _enable_reuse(cache, ctx, config)
         cache.fallbacks.ranks = int(server.tp_size)
         cache.mixes = bool(server.enable_mixed_chunk)

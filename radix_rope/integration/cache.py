@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.evict_policy import EvictionStrategy
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
 from radix_rope.config import RadixRopeConfig
@@ -20,7 +22,14 @@ from radix_rope.content.plan import PlanOptions, Run
 from radix_rope.content.segment import Provenance, Segment
 from radix_rope.content.tree import ContentTree
 from radix_rope.integration.fallbacks import Fallbacks
+from radix_rope.integration.eviction import CopiesFirst
+from radix_rope.integration.protection import exact_part, heal
 from radix_rope.integration.request import EXACT, PathProvenance, RequestState, state_of
+from radix_rope.integration.request_options import (
+    RequestOptionError,
+    RequestOptions,
+    parse_request_options,
+)
 from radix_rope.rotary.corrector import Corrector
 
 if TYPE_CHECKING:
@@ -62,7 +71,12 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
             self.content = ContentTree(stride=self.config.stride, page_size=params.page_size)
         # Provenance of the row being inserted; set around `_insert_cache` only.
         self._inserting: RequestState | None = None
+        # Tokens whose approximate KV was replaced by exact KV since the start.
+        self.healed_tokens = 0
         super().__init__(params)
+        if self.content is not None:
+            chosen: EvictionStrategy = self.eviction_strategy
+            self.eviction_strategy = CopiesFirst(chosen, self.content)
 
     @property
     def reuses(self) -> bool:
@@ -79,6 +93,27 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
     def namespace_of(self, req: Any) -> Hashable:
         """What must be equal for two requests to share KV at all."""
         return (req.extra_key, req.cache_salt or None)
+
+    def options_of(self, req: Any) -> RequestOptions:
+        """What the request asked for; read once."""
+        state = state_of(req)
+        if state.options is None:
+            params = getattr(req, "sampling_params", None)
+            try:
+                state.options = parse_request_options(
+                    getattr(params, "custom_params", None), self.config
+                )
+            except RequestOptionError:
+                # It was refused when it came in and only waits to be told so.
+                state.options = RequestOptions(shifted=False)
+        return state.options
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Longest cached prefix; for a request in mode `exact`, of exact nodes alone."""
+        result = super().match_prefix(params)
+        if self.reuses and params.req is not None and not self.options_of(params.req).shifted:
+            return exact_part(self, result)
+        return result
 
     def donor_node(self, run: Run) -> Any:
         """The deepest node of a run; locking it locks the whole run."""
@@ -133,10 +168,14 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         if self.reuses:
             state_of(req).adopt(self.path_provenance(req.last_node))
 
-    def _insert_cache(self, req: Any, token_ids: Any, **kwargs: Any) -> Any:
+    def _insert_cache(
+        self, req: Any, token_ids: Any, *, key_limit: int | None = None, **kwargs: Any
+    ) -> Any:
         self._inserting = state_of(req)
+        if self.reuses:
+            key_limit = heal(self, req, self._inserting, token_ids, key_limit)
         try:
-            return super()._insert_cache(req, token_ids, **kwargs)
+            return super()._insert_cache(req, token_ids, key_limit=key_limit, **kwargs)
         finally:
             self._inserting = None
 
@@ -284,4 +323,8 @@ def _worst(provenances: list[Provenance]) -> Provenance:
         copied=any(p.copied for p in provenances),
         generations=max(p.generations for p in provenances),
         roundings=max(p.roundings for p in provenances),
+        # A token that was computed here cannot be copied again.
+        originals=tuple(sorted({o for p in provenances for o in p.originals}))
+        if all(p.copied for p in provenances)
+        else (),
     )

@@ -1,6 +1,6 @@
 """The functions wrapped around SGLang's, in the order in which a batch meets them.
 
-`prepare_for_extend` plans and locks, `init_new` carries the plan to the
+A request's own options are checked when it comes in. `prepare_for_extend` plans and locks, `init_new` carries the plan to the
 forward, `_forward_raw` copies the runs and computes the gaps alone, the logits
 processor is shown requests instead of rows, and the reports say what happened.
 What fails of ours is undone, and the batch computed whole.
@@ -17,6 +17,7 @@ import torch
 
 from radix_rope.integration import seams
 from radix_rope.integration.cache import RadixRopeCache
+from radix_rope.integration.request_options import RequestOptionError, parse_request_options
 from radix_rope.integration.reuse import (
     BatchReuse,
     begin_extend,
@@ -33,6 +34,24 @@ from radix_rope.integration.rows import (
 )
 
 _PLAN = "radix_rope_reuse"
+
+
+def install_request_check() -> None:
+    """Check what requests ask of radix_rope, also where nothing is reused."""
+    seams.wrap({seams.ADD_REQUEST: add_request})
+
+
+def add_request(
+    original: Callable[..., Any], scheduler: Any, req: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Refuse a request whose options cannot be given, before it waits for anything."""
+    cache = scheduler.tree_cache
+    if isinstance(cache, RadixRopeCache) and req.to_finish is None:
+        try:
+            parse_request_options(req.sampling_params.custom_params, cache.config)
+        except RequestOptionError as error:
+            req.set_finish_with_abort(str(error))
+    return original(scheduler, req, *args, **kwargs)
 
 
 def install() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radix_rope.content.segment import Provenance
+from radix_rope.integration.request_options import RequestOptions
 
 EXACT = Provenance()
 
@@ -27,6 +28,7 @@ class RequestState:
         shifted_tokens: prompt tokens taken from approximate KV: an approximate
             prefix and all spliced runs.
         counted: whether the prefix of the first admission was counted.
+        options: what the request asked for; `None` until it was read.
     """
 
     exact_until: int | None = None
@@ -35,6 +37,7 @@ class RequestState:
     exact_tokens: int = 0
     shifted_tokens: int = 0
     counted: bool = False
+    options: RequestOptions | None = None
 
     def begin_extend(self, path_tokens: int, prefix_tokens: int, path: "PathProvenance") -> None:
         """Start a prefill of `[prefix_tokens, ...)`.

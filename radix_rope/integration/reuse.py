@@ -130,6 +130,7 @@ def commit(reuse: BatchReuse, batch: Any) -> tuple[int, int]:
                         copied=True,
                         generations=1 + max(p.generations for p in donor),
                         roundings=max(p.roundings for p in donor) + (run.delta != 0),
+                        originals=_originals(run),
                     ),
                 )
             if not req.retracted_stain:
@@ -156,12 +157,20 @@ def undo(reuse: BatchReuse) -> None:
         reuse.stats.radix_rope_shifted_tokens -= spliced_tokens
 
 
+def _originals(run: Run) -> tuple[tuple[int, int], ...]:
+    """(strip, end) of every strip the run was taken from."""
+    ends: dict[int, int] = {}
+    for piece in run.pieces:
+        strip = piece.segment.strip.strip_id
+        ends[strip] = max(ends.get(strip, 0), piece.donor_begin + piece.length)
+    return tuple(sorted(ends.items()))
+
+
 def _batch_may_reuse(cache: RadixRopeCache, batch: Any) -> bool:
     """Whether a batch can be computed in rows at all."""
     return (
-        cache.config.mode == "shifted"
         # Every token's hidden state is wanted, so every token is computed.
-        and not batch.return_hidden_states
+        not batch.return_hidden_states
         and batch.model_config.is_generation
         # These name tokens of the batch by number, and rows would shift them.
         and all(
@@ -174,7 +183,7 @@ def _batch_may_reuse(cache: RadixRopeCache, batch: Any) -> bool:
 def _may_reuse(cache: RadixRopeCache, req: Any) -> bool:
     """Whether a request can be served from moved KV; if not, it is served exactly."""
     return (
-        req.extend_len > cache.config.min_run_tokens
+        cache.options_of(req).shifted
         # Not token content alone decides their KV.
         and req.multimodal_inputs is None
         # Scores are read at positions inside the prompt.
@@ -192,8 +201,9 @@ def _plan_request(cache: RadixRopeCache, reuse: BatchReuse, req: Any, index: int
     if req.return_logprob and 0 <= req.logprob_start_len < end:
         must_compute.append((max(begin, req.logprob_start_len), end))
     tokens = cache.tokens_of(req, end)
+    options = cache.options_of(req).plan_options(cache.plan_options)
     plan = make_plan(
-        cache.content, tokens, begin, end, cache.namespace_of(req), cache.plan_options, must_compute
+        cache.content, tokens, begin, end, cache.namespace_of(req), options, must_compute
     )
     if plan is not None:
         reuse.entries.append(RequestReuse(req, index, plan))

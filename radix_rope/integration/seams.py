@@ -20,6 +20,7 @@ BACKEND_NAME = "radix_rope"
 # Dotted targets of the hooks, by purpose.
 ADD_CLI_ARGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
 RESOLVE_ARGS = "sglang.srt.server_args.ServerArgs.resolve_once"
+ADD_REQUEST = "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue"
 PREPARE_FOR_EXTEND = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend"
 FORWARD_BATCH_INIT = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"
 FORWARD_RAW = "sglang.srt.model_executor.model_runner.ModelRunner._forward_raw"
@@ -36,6 +37,7 @@ CACHED_TOKENS_DETAILS = (
 
 # Every function that takes part in serving; wrapped when a cache is built.
 SERVING_PATH = (
+    ADD_REQUEST,
     PREPARE_FOR_EXTEND,
     FORWARD_BATCH_INIT,
     FORWARD_RAW,
