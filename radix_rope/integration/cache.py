@@ -75,8 +75,9 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         self.healed_tokens = 0
         super().__init__(params)
         if self.content is not None:
-            chosen: EvictionStrategy = self.eviction_strategy
-            self.eviction_strategy = CopiesFirst(chosen, self.content)
+            self.eviction_strategy: EvictionStrategy = CopiesFirst(
+                self.eviction_strategy, self.content
+            )
 
     @property
     def reuses(self) -> bool:

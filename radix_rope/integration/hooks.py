@@ -1,9 +1,10 @@
 """The functions wrapped around SGLang's, in the order in which a batch meets them.
 
-A request's own options are checked when it comes in. `prepare_for_extend` plans and locks, `init_new` carries the plan to the
-forward, `_forward_raw` copies the runs and computes the gaps alone, the logits
-processor is shown requests instead of rows, and the reports say what happened.
-What fails of ours is undone, and the batch computed whole.
+A request's own options are checked when it comes in. `prepare_for_extend` plans
+and locks, `init_new` carries the plan to the forward, `_forward_raw` copies the
+runs and computes the gaps alone, the logits processor is shown requests instead
+of rows, and the reports say what happened. What fails of ours is undone, and the
+batch computed whole.
 """
 
 from __future__ import annotations

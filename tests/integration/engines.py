@@ -69,24 +69,23 @@ class EngineUnderTest:
         self,
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int = 4,
-        sampling: dict[str, Any] | None = None,
+        sampling: Sequence[dict[str, Any]] | dict[str, Any] | None = None,
         **args: Any,
     ) -> list[dict[str, Any]]:
         """Greedy completions of token-id prompts, sent together.
 
-        `sampling` adds to the sampling parameters, `args` to the request.
+        sampling: more sampling parameters, for all or for each.
         """
         from sglang.srt.managers.io_struct import GenerateReqInput
 
-        sampling = {
-            "temperature": 0,
-            "max_new_tokens": max_new_tokens,
-            "ignore_eos": True,
-            **(sampling or {}),
-        }
+        greedy = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+        more = [{}] * len(prompts) if sampling is None else sampling
+        more = [more] * len(prompts) if isinstance(more, dict) else more
         # Engine.generate knows fewer arguments (no extra_key) than the request has.
         request = GenerateReqInput(
-            input_ids=[list(p) for p in prompts], sampling_params=sampling, **args
+            input_ids=[list(p) for p in prompts],
+            sampling_params=[{**greedy, **own} for own in more],
+            **args,
         )
         generator = self.engine.tokenizer_manager.generate_request(request, None)
         result: list[dict[str, Any]] = self.engine.loop.run_until_complete(anext(generator))

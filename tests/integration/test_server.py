@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +106,26 @@ def test_usage_details_and_log_line(
     log = server.log_path.read_text()
     assert f"#cached-token: 0, #shifted-token: {300 - 8}, " in log
     assert f"#new-token: {20 + 8 + 20}, #cached-token: 0, #shifted-token: {300 - 8}, " in log
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_options_of_a_request_on_every_api(
+    server: Server, encode: Callable[[str], list[int]], path: str
+) -> None:
+    def body(options: dict[str, Any]) -> dict[str, Any]:
+        custom = {"radix_rope": options}
+        if path == "/generate":
+            return {"text": "Hello", "sampling_params": {"custom_params": custom}}
+        said = {"prompt": "Hello"} if path == "/v1/completions" else {
+            "messages": [{"role": "user", "content": "Hello"}]
+        }  # fmt: skip
+        return {**said, "model": "default", "max_tokens": 2, "custom_params": custom}
+
+    server.post(path, body({"mode": "exact"}))
+    with pytest.raises(urllib.error.HTTPError) as error:
+        server.post(path, body({"mode": "quick"}))
+    assert error.value.code == 400
+    assert "one of shifted, exact" in error.value.read().decode()
 
 
 def test_no_prompt_content_in_the_log(server: Server, encode: Callable[[str], list[int]]) -> None:
