@@ -21,8 +21,8 @@ from radix_rope.config import RadixRopeConfig
 from radix_rope.content.plan import PlanOptions, Run
 from radix_rope.content.segment import Provenance, Segment
 from radix_rope.content.tree import ContentTree
-from radix_rope.integration.fallbacks import Fallbacks
 from radix_rope.integration.eviction import CopiesFirst
+from radix_rope.integration.fallbacks import Fallbacks
 from radix_rope.integration.protection import exact_part, heal
 from radix_rope.integration.request import EXACT, PathProvenance, RequestState, state_of
 from radix_rope.integration.request_options import (
