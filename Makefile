@@ -11,6 +11,8 @@ MODEL ?= smollm2-135m-instruct
 PORT ?= 30000
 SERVE_ARGS ?=
 DEMO_ARGS ?=
+BENCH_PRESET ?= short
+BENCH_ARGS ?=
 PYTEST_ARGS ?=
 RUFF_RULES := --isolated --line-length 100
 LINT_RULES := $(RUFF_RULES) --ignore RUF001,RUF002,RUF003,D107 --select E,F,I,UP,B,SIM,RUF
@@ -18,7 +20,7 @@ CODE := radix_rope bench tests
 
 export RADIX_ROPE_CACHE
 
-.PHONY: help setup model demo serve test patched-env unpatch test-patched lint format lock gpu-test gpu-bench clean
+.PHONY: help setup model demo serve bench bench-serving test patched-env unpatch test-patched lint format lock gpu-test gpu-bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -59,6 +61,11 @@ serve: model ## Serve the small model with radix_rope on PORT (default 30000)
 	exec '$(BIN)/python' -W ignore -m sglang.launch_server --model-path "$$model" \
 	  --served-model-name $(MODEL) --host 127.0.0.1 --port $(PORT) --dtype float32 \
 	  --max-total-tokens 20000 --sleep-on-idle --enable-cache-report --radix-cache-impl radix_rope $(SERVE_ARGS)
+
+bench: bench-serving ## All benchmarks, short (under 10 minutes on 2 cores); results in bench/results
+
+bench-serving: model ## Serving benchmark: BENCH_PRESET=short (default), claims, tiny or gpu
+	'$(BIN)/python' -m bench.serving --preset $(BENCH_PRESET) $(BENCH_ARGS)
 
 test: model ## Run the tests that CI runs (under 20 minutes on 2 cores)
 	'$(BIN)/python' -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)

@@ -1,0 +1,261 @@
+"""`python -m bench.serving`: shifted and unshifted workloads on several servers, side by side.
+
+Owns the command line, the servers' life and the files that are written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import requests
+from torch import accelerator
+from tqdm import tqdm
+
+from bench.demo.setting import describe_machine
+from bench.serving.chart import draw
+from bench.serving.client import Client, RequestError
+from bench.serving.measure import Measurement
+from bench.serving.presets import PRESETS, Preset
+from bench.serving.records import BASELINE, EXACT_ONLY, OURS, Cell, Load
+from bench.serving.report import as_json, as_markdown, setting_text, write_docs
+from bench.serving.results import checks
+from bench.serving.servers import Server, ServerError
+from bench.serving.workloads import WORKLOADS
+from bench.serving.writer import Vocabulary
+from radix_rope.config import RadixRopeConfig, parse_config
+from radix_rope.models.catalog import DEFAULT_MODEL
+from radix_rope.models.errors import FetchError
+from radix_rope.models.fetch import fetch_model
+
+_RADIX_CACHE = "sglang.srt.mem_cache.radix_cache:RadixCache"
+_SPARE_TOKENS = 1024
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code is 1 when a server broke, or a promise with `--strict`."""
+    options = _parse(arguments)
+    begin = time.monotonic()
+    options.output.mkdir(parents=True, exist_ok=True)
+    try:
+        cells, loads, setting = _run(options)
+    except (FetchError, ServerError, RequestError, ValueError, requests.RequestException) as error:
+        print(f"bench.serving: {error}", file=sys.stderr)
+        return 1
+    setting["minutes"] = round((time.monotonic() - begin) / 60, 1)
+    _write(options, cells, loads, setting)
+    return int(options.strict and not all(check.passed for check in checks(cells, loads)))
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.serving", description=main.__doc__)
+    parser.add_argument("--preset", choices=PRESETS, default="short", help="(%(default)s)")
+    parser.add_argument(
+        "--workloads", nargs="+", choices=WORKLOADS, metavar="KEY", help=", ".join(WORKLOADS)
+    )
+    parser.add_argument("--requests", type=int, help="shifted requests a cell and server")
+    parser.add_argument("--no-load", action="store_true", help="leave out the load phase")
+    parser.add_argument("--seed", type=int, default=1, help="of all content (%(default)s)")
+    parser.add_argument(
+        "--model-path", help="folder of a model (default: the demo's model, fetched on first use)"
+    )
+    parser.add_argument(
+        "--server-args", default="", help="more options for every server that is started"
+    )
+    parser.add_argument(
+        "--radix-rope-config", default="{}", metavar="JSON", help="options of radix_rope"
+    )
+    parser.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="NAME=OPTIONS",
+        help="also start this SGLang, for example 'torch_native=--attention-backend torch_native'",
+    )
+    parser.add_argument(
+        "--url",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="also measure this running OpenAI-compatible server of the same model; its cache is "
+        "not emptied, so use another --seed each time",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("bench/results"), help="folder (%(default)s)"
+    )
+    parser.add_argument("--name", help="of the result files (default: serving-PRESET)")
+    parser.add_argument(
+        "--logs", type=Path, default=Path("out/serving"), help="folder of logs (%(default)s)"
+    )
+    parser.add_argument(
+        "--write-docs", type=Path, metavar="PAGE", help="also write the results into this page"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with 1 when a promise is broken"
+    )
+    options = parser.parse_args(arguments)
+    for given in (*options.server, *options.url):
+        if "=" not in given:
+            parser.error(f"{given!r}: give a name, '=' and what it stands for")
+    options.name = options.name or f"serving-{options.preset}"
+    options.config = parse_config(options.radix_rope_config)
+    return options
+
+
+def _run(options: argparse.Namespace) -> tuple[list[Cell], list[Load], dict[str, object]]:
+    from transformers import AutoTokenizer
+
+    model = options.model_path or str(fetch_model(DEFAULT_MODEL, None, "float32"))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    preset = _preset(options)
+    with tqdm(bar_format="{n_fmt}/{total_fmt} {bar} [{elapsed}]{postfix}", mininterval=0) as bar:
+
+        def progress(done: str) -> None:
+            bar.set_postfix_str(done, refresh=False)
+            bar.update()
+
+        measurement = Measurement(
+            preset, _vocabulary(tokenizer), options.config, options.seed, progress
+        )
+        started = _servers(options)
+        bar.reset(measurement.steps(len(started) + len(options.url)))
+        bar.set_postfix_str("starting servers")
+        common = _common_options(options, measurement.cache_tokens + _SPARE_TOKENS)
+        load_before = os.getloadavg()[0]
+        with ExitStack() as stack:
+            clients = _start(stack, started, model, common, options.logs, tokenizer)
+            clients += _running(options.url, tokenizer)
+            measurement.warm_up(clients)
+            cells = measurement.one_by_one(clients)
+            loads = measurement.under_load(clients)
+    setting: dict[str, object] = {
+        "date": date.today().isoformat(),
+        "model": Path(model).name,
+        "preset": options.preset,
+        "seed": options.seed,
+        "options of radix_rope": _changed(options.config),
+        "options of every server": shlex.join(common),
+        "servers": ", ".join([*started, *(given.partition("=")[0] for given in options.url)]),
+        **describe_machine(),
+        "load average before the start": round(load_before, 2),
+    }
+    return cells, loads, setting
+
+
+def _preset(options: argparse.Namespace) -> Preset:
+    preset = PRESETS[options.preset]
+    keep = options.workloads or list(WORKLOADS)
+    return dataclasses.replace(
+        preset,
+        cells=tuple(plan for plan in preset.cells if plan.workload in keep),
+        loads=tuple(p for p in preset.loads if p.workload in keep and not options.no_load),
+        requests=options.requests or preset.requests,
+    )
+
+
+def _vocabulary(tokenizer: Any) -> Vocabulary:
+    special = set(tokenizer.all_special_ids)
+    ids = sorted(token for token in tokenizer.get_vocab().values() if token not in special)
+    return Vocabulary(ids, lambda text: tokenizer.encode(text, add_special_tokens=False))
+
+
+def _servers(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Names and options of the servers to start."""
+    servers = {
+        BASELINE: [],
+        EXACT_ONLY: ["--radix-cache-impl", _RADIX_CACHE],
+        OURS: [
+            "--radix-cache-impl",
+            "radix_rope",
+            "--radix-rope-config",
+            options.radix_rope_config,
+        ],
+    }
+    for given in options.server:
+        name, _, rest = given.partition("=")
+        servers[name] = shlex.split(rest)
+    return servers
+
+
+def _common_options(options: argparse.Namespace, cache_tokens: int) -> list[str]:
+    common = ["--enable-cache-report", "--random-seed", "1"]
+    if not accelerator.is_available():
+        common += ["--dtype", "float32", "--disable-cuda-graph"]
+        common += ["--max-total-tokens", str(cache_tokens)]
+    return [*common, *shlex.split(options.server_args)]
+
+
+def _start(
+    stack: ExitStack,
+    servers: dict[str, list[str]],
+    model: str,
+    common: list[str],
+    logs: Path,
+    tokenizer: Any,
+) -> list[Client]:
+    logs.mkdir(parents=True, exist_ok=True)
+    running = []
+    for name, own in servers.items():
+        server = Server(name, model, [*common, *own], logs / f"{name}.log")
+        stack.callback(server.stop)
+        running.append(server)
+    for server in running:
+        server.wait_until_ready()
+    return [Client(s.name, s.base_url, "sglang", "default", tokenizer) for s in running]
+
+
+def _running(urls: Sequence[str], tokenizer: Any) -> list[Client]:
+    clients = []
+    for given in urls:
+        name, _, url = given.partition("=")
+        url = url.rstrip("/").removesuffix("/v1")
+        listed = requests.get(f"{url}/v1/models", timeout=30)
+        listed.raise_for_status()
+        model = listed.json()["data"][0]["id"]
+        clients.append(Client(name, url, "openai", model, tokenizer))
+    return clients
+
+
+def _changed(config: RadixRopeConfig) -> str:
+    """The options that decide what is computed again, and those that are not at their default."""
+    default = RadixRopeConfig()
+    listed = ("min_run_tokens", "recompute_tokens", "repair")
+    values = dataclasses.asdict(config)
+    return " ".join(
+        f"{name}={value}"
+        for name, value in values.items()
+        if name in listed or value != getattr(default, name)
+    )
+
+
+def _write(
+    options: argparse.Namespace,
+    cells: list[Cell],
+    loads: list[Load],
+    setting: dict[str, object],
+) -> None:
+    markdown = as_markdown(cells, loads, setting)
+    base = options.output / options.name
+    base.with_suffix(".json").write_text(as_json(cells, loads, setting) + "\n", encoding="utf-8")
+    base.with_suffix(".md").write_text(markdown + "\n", encoding="utf-8")
+    chart = base.with_suffix(".png")
+    draw(cells, loads, setting_text(setting), chart)
+    if options.write_docs:
+        page: Path = options.write_docs
+        shutil.copyfile(chart, page.with_name(chart.name))
+        write_docs(page, options.name, markdown, chart.name)
+    print(f"\n{markdown}\n\nWritten: {base}.json, .md, .png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The measurement: which request goes to which server, in which order.
+
+Servers take turns request by request, and who is first changes, so that a slower minute of the
+machine meets all of them. May not know how servers are started nor what ratios are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bench.serving.client import Client
+from bench.serving.fit import Fitted, fit
+from bench.serving.presets import CellPlan, LoadPlan, Preset
+from bench.serving.records import BASELINE, EXACT_ONLY, OURS, Cell, Load, Sample
+from bench.serving.workloads import WORKLOADS
+from bench.serving.writer import Tokens, Vocabulary, Writer
+from radix_rope.config import RadixRopeConfig
+
+Progress = Callable[[str], None]
+
+
+class Measurement:
+    """One run of a preset over running servers.
+
+    progress: called once for every step of `steps`.
+    """
+
+    def __init__(
+        self,
+        preset: Preset,
+        vocabulary: Vocabulary,
+        config: RadixRopeConfig,
+        seed: int,
+        progress: Progress,
+    ) -> None:
+        """Make every workload at once, so that a size that cannot be made fails before the wait."""
+        self._preset = preset
+        self._progress = progress
+        self._seed = seed
+        self._writers = [Writer(vocabulary, seed * 1000 + i) for i in range(len(preset.cells))]
+        self._cells = [
+            (plan, writer, _fitted(plan, writer, preset.requests, config, sequential=True))
+            for plan, writer in zip(preset.cells, self._writers, strict=True)
+        ]
+        self._loads: list[tuple[LoadPlan, Fitted]] = []
+        for i, plan in enumerate(preset.loads):
+            writer = Writer(vocabulary, seed * 1000 + 500 + i)
+            fitted = _fitted(plan, writer, preset.load_requests, config, sequential=False)
+            self._loads.append((plan, fitted))
+        first = preset.cells[0]
+        self._warm_writer = Writer(vocabulary, seed * 1000 + 999)
+        self._warm = _fitted(first, self._warm_writer, 1, config, sequential=False)
+
+    def steps(self, servers: int) -> int:
+        """How often `progress` will be called; stock's `RadixCache` is one of the servers."""
+        cells = servers * len(self._cells) - sum(not p.radix_cache for p in self._preset.cells)
+        bursts = (servers - 1) * sum(len(plan.rates) for plan, _ in self._loads)
+        return servers + cells + bursts
+
+    @property
+    def cache_tokens(self) -> int:
+        """Slots with which no server evicts anything within a cell."""
+        preset = self._preset
+        cells = [
+            _tokens(fitted.episode.donors)
+            + _tokens(fitted.episode.requests)
+            + preset.requests * preset.controls * fitted.expected[0].computed_tokens
+            for _, _, fitted in self._cells
+        ]
+        loads = [
+            _tokens(fitted.episode.donors)
+            + _tokens(fitted.episode.requests)
+            + preset.load_requests * preset.load_output_tokens
+            for _, fitted in self._loads
+        ]
+        return max(cells + loads)
+
+    def warm_up(self, clients: Sequence[Client]) -> None:
+        """Once everything that is compiled or allocated on first use, of each kind of request."""
+        episode = self._warm.episode
+        for client in clients:
+            for prompt in (
+                *episode.donors,
+                *episode.requests,
+                self._warm.control(self._warm_writer, 0, 0),
+            ):
+                client.one(prompt, output_tokens=2)
+            self._progress(f"{client.name}: warm")
+
+    def one_by_one(self, clients: Sequence[Client]) -> list[Cell]:
+        """All cells, one request at a time."""
+        few = _without_radix_cache(clients)
+        return [
+            self._cell(clients if plan.radix_cache else few, plan, writer, fitted)
+            for plan, writer, fitted in self._cells
+        ]
+
+    def under_load(self, clients: Sequence[Client]) -> list[Load]:
+        """All bursts, one server at a time."""
+        results, clients = [], _without_radix_cache(clients)
+        for turn, (plan, fitted) in enumerate(self._loads):
+            for rate in plan.rates:
+                for client in _rotated(clients, turn):
+                    results.append(self._load(client, plan, fitted, rate))
+        return results
+
+    def _cell(
+        self, clients: Sequence[Client], plan: CellPlan, writer: Writer, fitted: Fitted
+    ) -> Cell:
+        preset, workload = self._preset, WORKLOADS[plan.workload]
+        for client in clients:
+            self._fill(client, fitted)
+            self._progress(f"{workload.title}, {plan.size.prompt_tokens:,}: {client.name}")
+        samples: list[Sample] = []
+
+        def send(client: Client, prompt: Tokens, shifted: bool, request: int, repeat: int) -> None:
+            samples.append(
+                Sample(
+                    server=client.name,
+                    shifted=shifted,
+                    request=request,
+                    repeat=repeat,
+                    expected_computed_tokens=fitted.expected[request].computed_tokens,
+                    answer=client.one(prompt),
+                )
+            )
+
+        for i, prompt in enumerate(fitted.episode.requests):
+            for client in _rotated(clients, i):
+                main = client.name in (BASELINE, OURS)
+                if i < (preset.requests if main else preset.extra_requests):
+                    send(client, prompt, True, i, 0)
+            for repeat in range(preset.controls):
+                control = fitted.control(writer, i, repeat)
+                for client in _rotated(clients, i + repeat):
+                    send(client, control, False, i, repeat)
+        return Cell(
+            workload=plan.workload,
+            title=workload.title,
+            prompt_tokens=plan.size.prompt_tokens,
+            reusable_percent=plan.size.reusable_percent,
+            samples=tuple(samples),
+        )
+
+    def _load(self, client: Client, plan: LoadPlan, fitted: Fitted, rate: float) -> Load:
+        self._fill(client, fitted)
+        burst = client.burst(
+            fitted.episode.requests, rate, self._preset.load_output_tokens, self._seed
+        )
+        title = WORKLOADS[plan.workload].title
+        self._progress(f"{title} at {rate:g} requests/s: {client.name}")
+        return Load(
+            workload=plan.workload,
+            title=title,
+            prompt_tokens=plan.size.prompt_tokens,
+            reusable_percent=plan.size.reusable_percent,
+            rate=rate,
+            server=client.name,
+            metrics=burst.metrics,
+            answers=burst.answers,
+        )
+
+    def _fill(self, client: Client, fitted: Fitted) -> None:
+        client.flush()
+        for donor in fitted.episode.donors:
+            client.one(donor)
+
+
+def _fitted(
+    plan: CellPlan | LoadPlan,
+    writer: Writer,
+    requests: int,
+    config: RadixRopeConfig,
+    *,
+    sequential: bool,
+) -> Fitted:
+    workload = WORKLOADS[plan.workload]
+    return fit(workload, writer, plan.size, requests, config, sequential=sequential)
+
+
+def _without_radix_cache(clients: Sequence[Client]) -> Sequence[Client]:
+    return [client for client in clients if client.name != EXACT_ONLY]
+
+
+def _tokens(prompts: Sequence[Tokens]) -> int:
+    return sum(map(len, prompts))
+
+
+def _rotated(clients: Sequence[Client], by: int) -> list[Client]:
+    by %= len(clients)
+    return [*clients[by:], *clients[:by]]

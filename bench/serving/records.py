@@ -1,0 +1,80 @@
+"""What a run measured, as plain data that becomes the JSON file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BASELINE = "stock"
+"""Name of stock SGLang with its default tree, which ratios are taken to."""
+OURS = "radix_rope"
+"""Name of the server that runs radix_rope."""
+EXACT_ONLY = "RadixCache"
+"""Name of stock SGLang with the tree radix_rope is derived from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request's times and where its prompt came from.
+
+    exact_tokens, shifted_tokens: None where the server does not report them.
+    """
+
+    ttft_ms: float
+    prompt_tokens: int
+    exact_tokens: int | None
+    shifted_tokens: int | None
+
+    @property
+    def computed_tokens(self) -> int | None:
+        """Prompt tokens that went through the model."""
+        if self.exact_tokens is None or self.shifted_tokens is None:
+            return None
+        return self.prompt_tokens - self.exact_tokens - self.shifted_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed request.
+
+    Attributes:
+        server: who answered.
+        shifted: whether it is of the shifted workload, or its unshifted control.
+        request, repeat: which; samples of different servers with equal numbers are the same prompt.
+        expected_computed_tokens: what radix_rope's planner computes of it.
+        answer: times and counts.
+    """
+
+    server: str
+    shifted: bool
+    request: int
+    repeat: int
+    expected_computed_tokens: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One workload at one size, one request at a time."""
+
+    workload: str
+    title: str
+    prompt_tokens: int
+    reusable_percent: float
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One workload at one size and rate on one server.
+
+    metrics: SGLang's `BenchmarkMetrics` of the burst.
+    """
+
+    workload: str
+    title: str
+    prompt_tokens: int
+    reusable_percent: float
+    rate: float
+    server: str
+    metrics: dict[str, float]
+    answers: tuple[Answer, ...]

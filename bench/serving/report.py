@@ -1,0 +1,184 @@
+"""The Markdown tables, the JSON and the section of the documentation page.
+
+Formats results and decides nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.serving.records import BASELINE, OURS, Cell, Load
+from bench.serving.results import (
+    Check,
+    Shares,
+    Spread,
+    checks,
+    limit_ratio,
+    load_ratio,
+    prompt_tokens,
+    shares,
+    speed_up,
+    ttft,
+    unshifted_ratio,
+)
+
+Setting = Mapping[str, object]
+
+
+def begin_mark(name: str) -> str:
+    """The line of a page after which the results called `name` stand."""
+    return f"<!-- written by python -m bench.serving --write-docs: {name}: begin -->"
+
+
+def end_mark(name: str) -> str:
+    """The line of a page before which the results called `name` end."""
+    return f"<!-- written by python -m bench.serving --write-docs: {name}: end -->"
+
+
+def as_markdown(cells: Sequence[Cell], loads: Sequence[Load], setting: Setting) -> str:
+    """Setting, tables and promises."""
+    parts = [setting_text(setting)]
+    if cells:
+        parts.append(_cell_table(cells))
+    if loads:
+        parts.append(_load_table(loads))
+    parts.append(f"```\n{checks_text(checks(cells, loads))}\n```")
+    return "\n\n".join(parts)
+
+
+def checks_text(found: Sequence[Check]) -> str:
+    """One line per promise."""
+    return "\n".join(
+        f"{'pass' if check.passed else 'MISS'}  {check.promise}: {check.measured}"
+        for check in found
+    )
+
+
+def as_json(cells: Sequence[Cell], loads: Sequence[Load], setting: Setting) -> str:
+    """Everything measured, indented. An infinite rate is written as the text `inf`."""
+    return json.dumps(
+        {
+            "setting": dict(setting),
+            "checks": [dataclasses.asdict(check) for check in checks(cells, loads)],
+            "cells": [dataclasses.asdict(cell) for cell in cells],
+            "loads": [{**dataclasses.asdict(load), "rate": f"{load.rate:g}"} for load in loads],
+        },
+        indent=1,
+    )
+
+
+def setting_text(setting: Setting) -> str:
+    """What was run and where, one line."""
+    return ", ".join(f"{name}: {value}" for name, value in setting.items())
+
+
+def write_docs(page: Path, name: str, markdown: str, chart: str) -> None:
+    """Replace the part of a page that holds the results called `name`.
+
+    chart: the chart's address as seen from the page.
+
+    Raises:
+        ValueError: the page has no such part.
+    """
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(begin_mark(name))
+    _, end, after = rest.partition(end_mark(name))
+    if not begin or not end:
+        raise ValueError(
+            f"{page} has no part to write the results into; it must contain the lines "
+            f"{begin_mark(name)!r} and {end_mark(name)!r}"
+        )
+    generated = f"{markdown}\n\n![Time to first token, requests per second, hit shares]({chart})"
+    page.write_text(f"{before}{begin}\n\n{generated}\n\n{end}{after}", encoding="utf-8")
+
+
+def _cell_table(cells: Sequence[Cell]) -> str:
+    extra = [
+        name
+        for name in dict.fromkeys(s.server for cell in cells for s in cell.samples)
+        if name not in (BASELINE, OURS)
+    ]
+    header = [
+        "workload",
+        "prompt",
+        "reusable",
+        "exact / shifted / computed",
+        "stock exact",
+        *(f"TTFT {name}, ms" for name in (BASELINE, *extra, OURS)),
+        "ratio",
+        "unshifted",
+        "of limit",
+    ]
+    rows = []
+    for cell in cells:
+        stock = shares(cell, BASELINE)
+        rows.append(
+            [
+                cell.title,
+                f"{prompt_tokens(cell):,}",
+                f"{cell.reusable_percent:g}%",
+                _shares(shares(cell, OURS)),
+                "" if stock is None else f"{stock.exact_tokens:,.0f}",
+                *(_ms(ttft(cell, name, shifted=True)) for name in (BASELINE, *extra, OURS)),
+                _ratio(speed_up(cell), 1),
+                _ratio(unshifted_ratio([cell]), 2),
+                _ratio(limit_ratio([cell]), 2),
+            ]
+        )
+    return _table(header, rows)
+
+
+def _load_table(loads: Sequence[Load]) -> str:
+    header = [
+        "workload under load",
+        "requests/s offered",
+        "server",
+        "requests/s served",
+        "TTFT median, ms",
+        "p90",
+        "p99",
+        "ratio of requests/s",
+    ]
+    rows = []
+    for load in loads:
+        ratio = load_ratio(loads, load.workload, load.rate) if load.server == OURS else None
+        rows.append(
+            [
+                load.title,
+                f"{load.rate:g}",
+                load.server,
+                f"{load.metrics['request_throughput']:.2f}",
+                *(f"{load.metrics[f'{at}_ttft_ms']:,.0f}" for at in ("median", "p90", "p99")),
+                "" if ratio is None else f"{ratio:.1f}",
+            ]
+        )
+    return _table(header, rows, left=(0, 2))
+
+
+def _table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0,)
+) -> str:
+    rule = [":--" if column in left else "--:" for column in range(len(header))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *rows))
+
+
+def _shares(found: Shares | None) -> str:
+    if found is None:
+        return ""
+    values = (found.exact_tokens, found.shifted_tokens, found.computed_tokens)
+    return " / ".join(f"{value:,.0f}" for value in values)
+
+
+def _ms(found: Spread | None) -> str:
+    if found is None:
+        return ""
+    return f"{found.median:,.0f} ({found.low:,.0f}-{found.high:,.0f})"
+
+
+def _ratio(found: Spread | None, digits: int) -> str:
+    if found is None:
+        return ""
+    return f"{found.median:.{digits}f} ({found.low:.{digits}f}-{found.high:.{digits}f})"

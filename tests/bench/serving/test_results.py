@@ -1,0 +1,127 @@
+"""Ratios, promises, tables and the page, on made-up samples."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.serving.chart import draw
+from bench.serving.records import BASELINE, EXACT_ONLY, OURS, Answer, Cell, Load, Sample
+from bench.serving.report import as_json, as_markdown, begin_mark, end_mark, write_docs
+from bench.serving.results import (
+    checks,
+    limit_ratio,
+    load_ratio,
+    shares,
+    speed_up,
+    ttft,
+    unshifted_ratio,
+)
+
+
+def sample(
+    server: str, shifted: bool, request: int, ttft_ms: float, counts: tuple[int, int] | None
+) -> Sample:
+    exact, moved = counts or (None, None)
+    return Sample(server, shifted, request, 0, 51, Answer(ttft_ms, 1024, exact, moved))
+
+
+def cell(workload: str = "shared_prefix", ours_ms: float = 200.0) -> Cell:
+    samples = []
+    for i, slower in enumerate((1.0, 1.1, 1.2)):
+        samples += [
+            sample(BASELINE, True, i, 2000 * slower, (0, 0)),
+            sample(OURS, True, i, ours_ms, (0, 973)),
+            sample(BASELINE, False, i, 150, (973, 0)),
+            sample(EXACT_ONLY, False, i, 150, (973, 0)),
+            sample(OURS, False, i, 151, (973, 0)),
+        ]
+    samples.append(sample("llama.cpp", True, 0, 900, None))
+    return Cell(workload, "a workload", 1024, 95, tuple(samples))
+
+
+def load(server: str, rate: float, served: float) -> Load:
+    metrics = {
+        "request_throughput": served,
+        "median_ttft_ms": 100.0,
+        "p90_ttft_ms": 200.0,
+        "p99_ttft_ms": 300.0,
+    }
+    return Load("shared_prefix", "a workload", 1024, 95, rate, server, metrics, ())
+
+
+def test_ratio_is_that_of_medians_with_the_range_by_request() -> None:
+    ratio = speed_up(cell())
+    assert ratio is not None
+    assert (ratio.median, ratio.low, ratio.high) == pytest.approx((11.0, 10.0, 12.0))
+    time = ttft(cell(), BASELINE, shifted=True)
+    assert time is not None
+    assert (time.median, time.low, time.high) == pytest.approx((2200, 2000, 2400))
+
+
+def test_unshifted_and_limit() -> None:
+    same = unshifted_ratio([cell(), cell()])
+    near = limit_ratio([cell()])
+    assert same is not None and near is not None
+    assert same.median == pytest.approx(150 / 151)
+    assert near.median == pytest.approx(150 / 200)
+
+
+def test_what_was_not_measured_has_no_ratio() -> None:
+    alone = Cell("session", "t", 1024, 95, (sample(OURS, True, 0, 1, (0, 973)),))
+    assert speed_up(alone) is None
+    assert unshifted_ratio([alone]) is None
+    assert load_ratio([load(OURS, 1.0, 1.0)], "shared_prefix", 1.0) is None
+
+
+def test_shares_are_unknown_where_a_server_does_not_report_them() -> None:
+    ours = shares(cell(), OURS)
+    assert ours is not None
+    assert (ours.exact_tokens, ours.shifted_tokens, ours.computed_tokens) == (0, 973, 51)
+    assert shares(cell(), "llama.cpp") is None
+
+
+def test_promises() -> None:
+    loads = [load(BASELINE, float("inf"), 0.5), load(OURS, float("inf"), 1.4)]
+    found = {check.promise: check.passed for check in checks([cell()], loads)}
+    assert len(found) == 5
+    assert [passed for promise, passed in found.items() if "times lower" in promise] == [True]
+    assert [passed for promise, passed in found.items() if "at saturation" in promise] == [False]
+    assert [passed for promise, passed in found.items() if "unshifted," in promise] == [True]
+    slow = {c.promise: c.passed for c in checks([cell(ours_ms=400)], [])}
+    assert [p for p, passed in slow.items() if not passed and "times lower" in p]
+    assert [p for p, passed in slow.items() if not passed and "plain prefill" in p]
+    # No promise was made for this workload.
+    assert not [c for c in checks([cell("fan_out")], []) if "times lower" in c.promise]
+
+
+def test_a_wrong_count_is_noticed() -> None:
+    odd = Cell("session", "t", 1024, 95, (sample(OURS, True, 0, 1, (0, 900)),))
+    check = checks([odd], [])[-1]
+    assert (check.measured, check.passed) == ("0 of 1", False)
+
+
+def test_files(tmp_path: Path) -> None:
+    loads = [load(s, r, 1.0) for s in (BASELINE, OURS) for r in (0.5, float("inf"))]
+    setting = {"processor": "a", "cores": 2}
+    markdown = as_markdown([cell()], loads, setting)
+    row = next(line for line in markdown.splitlines() if line.startswith("| a workload"))
+    assert "| 0 / 973 / 51 |" in row
+    assert "| 2,200 (2,000-2,400) |" in row
+    assert "| 11.0 (10.0-12.0) |" in row
+    data = json.loads(as_json([cell()], loads, setting))
+    assert data["cells"][0]["samples"][1]["answer"]["shifted_tokens"] == 973
+    assert data["loads"][-1]["rate"] == "inf"
+    draw([cell()], loads, "cores: 2", tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{begin_mark('x')}\nold\n{end_mark('x')}\nafter\n")
+    write_docs(page, "x", "the table", "x.png")
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n")
+    assert "the table" in text and "](x.png)" in text and "old" not in text
+    with pytest.raises(ValueError, match="no part to write the results into"):
+        write_docs(page, "y", "the table", "y.png")
