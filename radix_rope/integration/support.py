@@ -34,7 +34,9 @@ def refuse_unsupported(
 
     Args:
         cfg: SGLang's resolved arguments (`resolved_view(server_args)`).
-        is_hybrid_swa: the model has sliding-window layers in a pool of their own.
+        is_hybrid_swa: the model has sliding-window layers in a pool of their own, where
+            tokens behind the window are freed. Windows over a plain pool are a mask, and
+            rows keep it.
         is_hybrid_ssm: the model has recurrent state.
         model: SGLang's ModelConfig.
         ngram_embedding: the model embeds tokens together with those before them.
@@ -45,11 +47,6 @@ def refuse_unsupported(
     checks: list[tuple[bool, str, str]] = [
         (is_hybrid_swa, "a hybrid sliding-window model", _NEEDS_OTHER_TREE),
         (is_hybrid_ssm, "a model with recurrent state", "a state cannot be moved or spliced"),
-        (
-            model.sliding_window_size is not None and not is_hybrid_swa,
-            "a sliding-window model",
-            "its layers forget tokens that a run would bring back",
-        ),
         (model.is_encoder_decoder, "an encoder-decoder model", "keys depend on another sequence"),
         (
             ngram_embedding,

@@ -85,7 +85,10 @@ def set_plan_options(scheduler: Any, **options: Any) -> None:
 
 
 def cached_kv(scheduler: Any, tokens: list[int]) -> dict[str, Any]:
-    """K and V of the cached prefix of `tokens`, all layers, and its nodes' provenance."""
+    """K and V of the cached prefix of `tokens`, all layers, and its nodes' provenance.
+
+    For MLA, K is the whole latent row and V its latent.
+    """
     cache = scheduler.tree_cache
     nodes, node, rest = [], cache.root_node, RadixKey(_array(tokens))
     while len(rest) >= cache.page_size:
@@ -96,9 +99,13 @@ def cached_kv(scheduler: Any, tokens: list[int]) -> dict[str, Any]:
         node, rest = child, rest[len(child.key) :]
     slots = torch.cat([n.value for n in nodes]) if nodes else torch.empty(0, dtype=torch.int64)
     pool = cache.token_to_kv_pool_allocator.get_kvcache()
+    if hasattr(pool, "kv_lora_rank"):
+        keys, values = pool.kv_buffer, [b[..., : pool.kv_lora_rank] for b in pool.kv_buffer]
+    else:
+        keys, values = pool.k_buffer, pool.v_buffer
     return {
-        "k": torch.stack([b[slots] for b in pool.k_buffer]).float().numpy(),
-        "v": torch.stack([b[slots] for b in pool.v_buffer]).float().numpy(),
+        "k": torch.stack([b[slots] for b in keys]).float().numpy(),
+        "v": torch.stack([b[slots] for b in values]).float().numpy(),
         "nodes": [(n.segment.start, n.segment.end, n.segment.provenance) for n in nodes],
     }
 
@@ -153,6 +160,17 @@ def tree_of_rank(scheduler: Any, folder: str) -> None:
     """Write this rank's whole tree to a file of its own."""
     scheduler.tree_cache.check_invariants()
     (Path(folder) / str(os.getpid())).write_bytes(pickle.dumps(tree(scheduler)))
+
+
+def rope_specs(scheduler: Any) -> Any:
+    """The rotation of every layer, as it is read from the model that is served."""
+    from radix_rope.integration.rope_specs import read_rope_specs
+
+    pool = scheduler.tree_cache.token_to_kv_pool_allocator.get_kvcache()
+    context_len = int(scheduler.model_config.context_len)
+    return read_rope_specs(
+        scheduler.tp_worker.model_runner.model, pool.layer_num, pool, context_len
+    )
 
 
 _report_at_flush()

@@ -134,14 +134,7 @@ def plain_config(**changed: Any) -> SimpleNamespace:
 
 
 def plain_model(**changed: Any) -> SimpleNamespace:
-    return SimpleNamespace(
-        **{
-            "sliding_window_size": None,
-            "is_encoder_decoder": False,
-            "is_multimodal": False,
-            **changed,
-        }
-    )
+    return SimpleNamespace(**{"is_encoder_decoder": False, "is_multimodal": False, **changed})
 
 
 @pytest.mark.parametrize(
@@ -218,13 +211,6 @@ def test_unsupported_models_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedFeature, match="a hybrid sliding-window model"):
         refuse_unsupported(
             plain_config(), is_hybrid_swa=True, is_hybrid_ssm=False, model=plain_model()
-        )
-    with pytest.raises(UnsupportedFeature, match="sliding-window"):
-        refuse_unsupported(
-            plain_config(),
-            is_hybrid_swa=False,
-            is_hybrid_ssm=False,
-            model=plain_model(sliding_window_size=128),
         )
     with pytest.raises(UnsupportedFeature, match="recurrent state"):
         refuse_unsupported(

@@ -175,6 +175,27 @@ def register() -> None:
     """Make the backend known to the model runner; safe to call more than once."""
 
     def create(runner: Any) -> CpuAttentionBackend:
+        if runner.use_mla_backend:
+            _absorb_latents()
         return CpuAttentionBackend(runner)
 
     ATTENTION_BACKENDS[ATTENTION_BACKEND] = create
+
+
+def _absorb_latents() -> None:
+    """Have DeepSeek's models compute every prefill on the latent rows that the pool holds.
+
+    For a backend it does not know SGLang expands the keys of a prefill without a prefix and
+    hands them over beside the pool, which this backend does not read.
+    """
+    from sglang.srt.models.deepseek_common.attention_backend_handler import (
+        AttentionBackendRegistry,
+    )
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
+        AttnForwardMethod,
+    )
+
+    def absorbed(attention: Any, forward_batch: Any) -> Any:
+        return AttnForwardMethod.MLA
+
+    AttentionBackendRegistry.register(ATTENTION_BACKEND, absorbed)
