@@ -71,6 +71,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi-partial": {
         "architectures": ["PhiForCausalLM"],
         "model_type": "phi",
+        # SGLang's Phi reads no other size than this.
+        "intermediate_size": 4 * 128,
         "partial_rotary_factor": 0.5,
         "layer_norm_eps": 1e-5,
         "hidden_act": "gelu_new",
@@ -241,33 +243,13 @@ def liven(model: Any) -> None:
             parameter.data.fill_(1.0)
 
 
-def served_keys(runner: Any, view: Any) -> tuple[Any, Any]:
+def served_keys(runner: Any) -> tuple[Any, Any]:
     """Prefills one text at positions 20 and 210; returns its slots in both requests."""
     text = [7 + i * 13 % 100 for i in range(60)]
     first, second = [3] * 20, [9 + i % 50 for i in range(210)]
     there = prefill(runner, first + text + [5])[20:80]
     here = prefill(runner, second + text + [6])[210:270]
     return there, here
-
-
-def probed_keys(runner: Any, view: Any) -> tuple[Any, Any]:
-    """For MLA, which no CPU attention backend serves: keys the model makes, put in the pool.
-
-    Positions 20 to 79 stand in slots 1 to 60, positions 210 to 269 behind them.
-    """
-    import torch
-
-    from radix_rope.integration.rope_layers import attention_layers
-    from radix_rope.integration.rope_proof import observed_keys
-
-    model = runner.torch_runner.model
-    layers = attention_layers(model)
-    positions = [*range(20, 80), *range(210, 270)]
-    keys, _ = observed_keys(model, layers, positions, view.device)
-    slots = torch.arange(1, 121)
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[view.dtype.itemsize]
-    view.k[0].view(width)[slots] = keys[layers[0].layer_id].to(view.dtype).view(width)
-    return slots[:60], slots[60:]
 
 
 def layer0_ratio(runner: Any, specs: Any, view: Any) -> float:
@@ -278,7 +260,7 @@ def layer0_ratio(runner: Any, specs: Any, view: Any) -> float:
     from radix_rope.rotary.dtypes import cache_dtype
     from radix_rope.rotary.proof import key_bound
 
-    there, here = (served_keys if view.v else probed_keys)(runner, view)
+    there, here = served_keys(runner)
     # fp8 tensors have no indexing: read bytes.
     rows = lambda slots: view.k[0].view(torch.uint8)[slots].view(view.dtype).double()  # noqa: E731
     wanted = rows(here)

@@ -1,8 +1,4 @@
-"""Bandwidth of moving keys and values, beside a plain copy of the same bytes.
-
-    python -m bench.kernels                      # CPU: our kernel, torch copy, three-step torch
-    python -m bench.kernels --device cuda        # GPU: Triton, FlashInfer, device-to-device copy
-    python -m bench.kernels --errors             # error after 1, 2, 4, 8 moves, per dtype
+"""What is measured: model shapes, their pools, and the contestants of a case.
 
 All contestants of a case run in one process, one after the other in each round, and ratios
 are taken within a round. Bytes counted are those read plus those written by an ideal move:
@@ -11,21 +7,15 @@ every key and value once each way.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 
 from radix_rope.rotary.corrector import KernelUnavailable, available_kernels, make_corrector
-from radix_rope.rotary.dtypes import CACHE_DTYPES
 from radix_rope.rotary.pool import KVPoolView
-from radix_rope.rotary.roundings import error_after
 from radix_rope.rotary.spec import RopeSpec, standard_inv_freq
 
 GIB = 1 << 30
@@ -188,66 +178,7 @@ def run_case(
     return results
 
 
-def print_errors() -> None:
-    """Error after repeated moves, as a Markdown table."""
-    counts = (1, 2, 4, 8)
-    print("rms error of an element, relative to the rms of the keys (one move = one rounding)\n")
-    print("| dtype | from | " + " | ".join(f"{count} moves" for count in counts) + " |")
-    print("|---|---|" + "---|" * len(counts))
-    for dtype in CACHE_DTYPES:
-        for copies in (False, True):
-            row = [f"{error_after(dtype, count, copies).rms:.2e}" for count in counts]
-            origin = "the last copy" if copies else "the original"
-            name = str(dtype).removeprefix("torch.")
-            print(f"| {name} | {origin} | " + " | ".join(row) + " |")
-
-
 def fitting(shape: Shape, dtype: torch.dtype, tokens: int, limit_gib: float) -> Shape:
     """The shape with as many layers as fit: bandwidth does not depend on their number."""
     per_layer = shape.bytes_per_token(dtype) / shape.layers * 2 * tokens
     return replace(shape, layers=max(1, min(shape.layers, int(limit_gib * GIB / per_layer))))
-
-
-def main() -> None:
-    """Parses the command line and prints the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[16, 256, 2048, 32768])
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
-    parser.add_argument("--shapes", nargs="+", default=[shape.name for shape in SHAPES])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--max-gib", type=float, default=2.0, help="size of the pool")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--errors", action="store_true", help="print the error table only")
-    options = parser.parse_args()
-    if options.errors:
-        print_errors()
-        return
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("no GPU here: nothing was measured")
-        return
-    device = torch.device(options.device)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor()
-    print(f"{device.type} ({where or platform.machine()}), {torch.get_num_threads()} torch threads")
-    print("ratio: time of the faster plain copy over own time, median (lowest to highest round)")
-    results: list[Result] = []
-    for shape in SHAPES:
-        if shape.name not in options.shapes:
-            continue
-        for dtype in (getattr(torch, name) for name in options.dtypes):
-            for tokens in options.tokens:
-                case = fitting(shape, dtype, tokens, options.max_gib)
-                print(f"{case.name}, {case.layers} layers, {dtype}, {tokens} tokens")
-                for result in run_case(case, dtype, tokens, device, options.rounds):
-                    results.append(result)
-                    print(
-                        f"  {result.contestant:<24} {result.median_ms:9.3f} ms "
-                        f"{result.gb_per_s:7.2f} GB/s  {result.ratio_median:5.2f} "
-                        f"({result.ratio_low:.2f} to {result.ratio_high:.2f})"
-                    )
-    if options.json:
-        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
-
-
-if __name__ == "__main__":
-    main()

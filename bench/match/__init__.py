@@ -1,0 +1,1 @@
+"""What content matching costs beside stock SGLang, on the same keys, in one process."""
