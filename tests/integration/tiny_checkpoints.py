@@ -16,9 +16,7 @@ from tests.rotary.tiny_models import COMMON, MODELS
 _OUT_PROJECTIONS = ("self_attn.o_proj.weight", "self_attn.dense.weight")
 
 
-def write_checkpoint(
-    name: str, folder: Path, silent: bool = True, **changed: Any
-) -> dict[str, Any]:
+def write_checkpoint(name: str, folder: Path, silent: bool = True) -> dict[str, Any]:
     """Write a checkpoint of `tiny_models.MODELS[name]`; returns its configuration.
 
     Where `silent`, attention adds nothing to the hidden states in any layer, so keys and values
@@ -29,12 +27,11 @@ def write_checkpoint(
         name: a model of `tiny_models`.
         folder: where `config.json` and `model.safetensors` go.
         silent: see above.
-        changed: configuration entries that differ.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = {**COMMON, **MODELS[name], "initializer_range": 0.1, **changed}
+    config = {**COMMON, **MODELS[name], "initializer_range": 0.1}
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config)
     (folder / "config.json").write_text(text)

@@ -91,7 +91,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "head_dim": 32,
-        "sliding_window": 512,
+        "sliding_window": 64,
         "layer_types": TWO_KINDS,
         "query_pre_attn_scalar": 32,
         "rope_theta": 1e6,
@@ -104,7 +104,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "cohere2",
         "layer_norm_eps": 1e-5,
         "logit_scale": 1.0,
-        "sliding_window": 512,
+        "sliding_window": 64,
         "layer_types": TWO_KINDS,
     },
     "phi3-longrope": {
