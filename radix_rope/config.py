@@ -56,6 +56,8 @@ class RadixRopeConfig:
         kernel: which correction kernel moves the keys.
         rotate: `false` copies keys without rotating them. Wrong answers; only
             for showing what the rotation is for.
+        explain: log one line per planned request: what is reused, from where, and what was
+            given up. Positions and counts, no prompt content.
         recompute_all: split the prefill as planned but reuse nothing. For tests.
         check_plans: verify every plan and the tree after every batch. For tests.
         allow_untested_sglang: run on an SGLang version nobody tested.
@@ -71,6 +73,7 @@ class RadixRopeConfig:
     max_roundings: int = 8
     kernel: str = "auto"
     rotate: bool = True
+    explain: bool = False
     recompute_all: bool = False
     check_plans: bool = False
     allow_untested_sglang: bool = False

@@ -13,6 +13,7 @@ first inserted, then lowest position. A run keeps its donor until that ends.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -110,7 +111,12 @@ def make_plan(
         if not 0 <= low <= high:
             raise ValueError(f"must_compute holds [{low}, {high}), which is not a range")
     candidates = tree.candidates(array, namespace, begin, end)
-    stretches = _stretches(candidates, begin, options)
+    refused = tree.stats.refused
+    stretches = _stretches(candidates, begin, options, refused)
+    refused["too_short"] += sum(
+        s.end - s.begin - s.head_tokens(s.begin, options) < options.min_run_tokens
+        for s in stretches
+    )
     if not stretches:
         return None
     free = _subtract((begin, end - 1), must_compute)
@@ -130,16 +136,19 @@ def make_plan(
     return ReusePlan(begin, end, runs, rows, options, tuple(must_compute))
 
 
-def _usable(provenance: Provenance, options: PlanOptions) -> bool:
+def _refusal(provenance: Provenance, options: PlanOptions) -> str | None:
+    """Why a segment may not be a donor; None when it may."""
     if options.max_roundings is not None and provenance.roundings >= options.max_roundings:
-        return False
+        return "roundings"
     if provenance.exact or options.max_generations is None:
-        return True
-    return max(1, provenance.generations) <= options.max_generations
+        return None
+    return None if max(1, provenance.generations) <= options.max_generations else "generations"
 
 
-def _stretches(candidates: list[Candidate], begin: int, options: PlanOptions) -> list[_Stretch]:
-    """Cut candidates to the range and where a piece may not be a donor."""
+def _stretches(
+    candidates: list[Candidate], begin: int, options: PlanOptions, refused: Counter[str]
+) -> list[_Stretch]:
+    """Cut candidates to the range and where a piece may not be a donor, counted in `refused`."""
     stretches: list[_Stretch] = []
     for order, candidate in enumerate(candidates):
         at = candidate.begin
@@ -147,11 +156,13 @@ def _stretches(candidates: list[Candidate], begin: int, options: PlanOptions) ->
         begins: list[int] = []
         for piece in candidate.pieces:
             skip = max(0, begin - at)
-            usable = _usable(piece.segment.provenance, options)
-            if usable and skip < piece.length:
+            refusal = _refusal(piece.segment.provenance, options)
+            if refusal is None and skip < piece.length:
                 pieces.append(DonorPiece(piece.segment, piece.offset + skip, piece.length - skip))
                 begins.append(at + skip)
-            elif not usable and pieces:
+            elif refusal is not None and skip < piece.length:
+                refused[refusal] += 1
+            if refusal is not None and pieces:
                 stretches.append(_stretch(candidate, order, pieces, begins))
                 pieces, begins = [], []
             at += piece.length

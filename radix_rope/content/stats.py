@@ -6,7 +6,8 @@ parallel group must reach the same plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -31,5 +32,8 @@ class MatchStats:
     """Slices compared while verifying and extending."""
     budget_exhausted: int = 0
     """Matches that reached the bound of work per request."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Donors of equal content that were not used, by reason: `generations` and `roundings` (too
+    many behind them), `too_short`; the integration adds its own reasons."""
     last_match_seconds: float = 0.0
     total_match_seconds: float = 0.0

@@ -73,6 +73,7 @@ def build_cache(ctx: Any) -> RadixRopeCache:
 
 def _enable_reuse(cache: RadixRopeCache, ctx: Any, config: RadixRopeConfig) -> None:
     from radix_rope.integration.hooks import install
+    from radix_rope.integration.metrics import make_metrics
     from radix_rope.integration.rope_specs import pool_view, prove_rotation, read_rope_specs
     from radix_rope.rotary.corrector import make_corrector
 
@@ -81,7 +82,8 @@ def _enable_reuse(cache: RadixRopeCache, ctx: Any, config: RadixRopeConfig) -> N
     context_len = int(ctx.model_config.context_len)
     specs = read_rope_specs(runner.model, pool.layer_num, pool, context_len)
     prove_rotation(runner.model, specs, pool.dtype, context_len)
-    corrector = make_corrector(pool_view(pool, specs), config.kernel, config.rotate)
+    view = pool_view(pool, specs)
+    corrector = make_corrector(view, config.kernel, config.rotate)
     install()
     # Backends size their metadata by the request pool, the eager runner by the
     # largest number of running requests.
@@ -90,6 +92,7 @@ def _enable_reuse(cache: RadixRopeCache, ctx: Any, config: RadixRopeConfig) -> N
         # Rounding to fp8 is not harmless (docs/rotary.md): move originals only.
         cache.plan_options = replace(cache.plan_options, max_roundings=1)
     cache.corrector = corrector
+    cache.metrics = make_metrics(view.bytes_per_token, view.device)
 
 
 def _kernel_name(cache: RadixRopeCache) -> str:

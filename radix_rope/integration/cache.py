@@ -33,6 +33,7 @@ from radix_rope.integration.request_options import (
 from radix_rope.rotary.corrector import Corrector
 
 if TYPE_CHECKING:
+    from radix_rope.integration.metrics import Metrics
     from radix_rope.integration.reuse import BatchReuse
 
 
@@ -62,6 +63,8 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         # Whether decoding requests may ride along in a prefill batch.
         self.mixes = False
         self.fallbacks = Fallbacks(strict=self.config.check_plans)
+        # Where SGLang reports metrics and KV may be moved; set by `build`.
+        self.metrics: Metrics | None = None
         # Plans of the batch prepared last; their donors are locked until it ran.
         self.outstanding: BatchReuse | None = None
         # (spliced, approximate prefix) of the batch just prepared, for its log line.

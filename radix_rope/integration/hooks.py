@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from radix_rope.integration import seams
 from radix_rope.integration.cache import RadixRopeCache
+from radix_rope.integration.explain import explain_batch
 from radix_rope.integration.request_options import RequestOptionError, parse_request_options
 from radix_rope.integration.reuse import (
     BatchReuse,
@@ -90,6 +91,8 @@ def prepare_for_extend(original: Callable[..., Any], batch: Any) -> Any:
         undo(reuse)
         cache.shifted_tokens_of_batch = (0, 0)
         cache.fallbacks.survive("plan", error)
+    if cache.config.explain:
+        explain_batch(reuse, batch)
     setattr(batch, _PLAN, reuse)
     return result
 
@@ -98,7 +101,8 @@ def _plan(cache: RadixRopeCache, batch: Any) -> BatchReuse:
     """The batch's plans; none when planning fails."""
     begin_extend(cache, batch)
     try:
-        return plan_batch(cache, batch, cache.max_rows)
+        with nullcontext() if cache.metrics is None else cache.metrics.timing_plan():
+            return plan_batch(cache, batch, cache.max_rows)
     except Exception as error:
         cache.fallbacks.survive("plan", error)
         return BatchReuse(cache)
@@ -136,6 +140,20 @@ def forward_raw(
     if reuse is None:
         return original(runner, forward_batch, *args, **kwargs)
     setattr(forward_batch, _PLAN, None)
+    output = _forward(original, runner, forward_batch, reuse, *args, **kwargs)
+    if reuse.cache.metrics is not None:
+        reuse.cache.metrics.count_prefill(reuse)
+    return output
+
+
+def _forward(
+    original: Callable[..., Any],
+    runner: Any,
+    forward_batch: Any,
+    reuse: BatchReuse,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     if not reuse.entries:
         return original(runner, forward_batch, *args, **kwargs)
     try:
@@ -182,7 +200,9 @@ def _copy_runs(runner: Any, forward_batch: Any, reuse: BatchReuse) -> None:
             delta.append(torch.full((run.end - run.begin,), run.delta, dtype=torch.int64))
     corrector = reuse.cache.corrector
     if source and corrector is not None:
-        corrector.move(torch.cat(source), torch.cat(target).to(torch.int64), torch.cat(delta))
+        metrics = reuse.cache.metrics
+        with nullcontext() if metrics is None else metrics.timing_copy():
+            corrector.move(torch.cat(source), torch.cat(target).to(torch.int64), torch.cat(delta))
 
 
 @contextmanager

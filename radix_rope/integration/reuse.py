@@ -6,6 +6,8 @@ may evict, so donors are locked first) and ends when the copy was enqueued.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,13 @@ class BatchReuse:
     entries: list[RequestReuse] = field(default_factory=list)
     # SGLang's numbers for the batch's log line, once it has them.
     stats: Any = None
+    # For metrics: prompt tokens by source, counted by `commit`.
+    tokens: Counter[str] = field(default_factory=Counter)
+    # For `explain`: runs given up after planning, as (place in the batch, run, reason); and by
+    # place, which requests were planned and which of their donors the planner refused.
+    given_up: list[tuple[int, Run, str]] = field(default_factory=list)
+    planned: set[int] = field(default_factory=set)
+    refused: dict[int, Counter[str]] = field(default_factory=dict)
 
     def release(self) -> None:
         """Unlock every donor. Safe to call more than once."""
@@ -54,11 +63,18 @@ class BatchReuse:
             while entry.locks:
                 self.cache.unlock(entry.locks.pop())
 
-    def drop(self, entry: RequestReuse) -> None:
+    def drop(self, entry: RequestReuse, reason: str) -> None:
         """Give up one request's plan: it is computed as stock SGLang would."""
+        self.give_up(entry, entry.plan.runs, reason)
         while entry.locks:
             self.cache.unlock(entry.locks.pop())
         self.entries.remove(entry)
+
+    def give_up(self, entry: RequestReuse, runs: Sequence[Run], reason: str) -> None:
+        """Note runs that will be computed after all."""
+        assert self.cache.content is not None
+        self.cache.content.stats.refused[reason] += len(runs)
+        self.given_up += [(entry.index, run, reason) for run in runs]
 
 
 def begin_extend(cache: RadixRopeCache, batch: Any) -> None:
@@ -101,6 +117,7 @@ def commit(reuse: BatchReuse, batch: Any) -> tuple[int, int]:
     Returns the batch's shifted tokens: those of spliced runs, and those of
     prefixes that stand on approximate nodes.
     """
+    cache = reuse.cache
     spliced_tokens = prefix_tokens = 0
     spliced = {id(entry.req): entry for entry in reuse.entries}
     for req in batch.reqs:
@@ -139,6 +156,11 @@ def commit(reuse: BatchReuse, batch: Any) -> tuple[int, int]:
                 state.shifted_tokens += reused
         spliced_tokens += reused
         prefix_tokens += approximate_prefix
+        if cache.metrics is not None and not req.retracted_stain:
+            if first:
+                reuse.tokens["exact"] += req.prefix_len - approximate_prefix
+            reuse.tokens["shifted"] += approximate_prefix + reused
+            reuse.tokens["computed"] += req.extend_len - reused
     return spliced_tokens, prefix_tokens
 
 
@@ -151,6 +173,8 @@ def undo(reuse: BatchReuse) -> None:
             entry.req.radix_rope = entry.before
             entry.req.cached_tokens -= entry.counted_tokens
             spliced_tokens += entry.plan.reused_tokens
+            reuse.tokens["shifted"] -= entry.counted_tokens
+            reuse.tokens["computed"] += entry.counted_tokens
     reuse.entries.clear()
     if reuse.stats is not None:
         reuse.stats.log_input_tokens += spliced_tokens
@@ -202,9 +226,14 @@ def _plan_request(cache: RadixRopeCache, reuse: BatchReuse, req: Any, index: int
         must_compute.append((max(begin, req.logprob_start_len), end))
     tokens = cache.tokens_of(req, end)
     options = cache.options_of(req).plan_options(cache.plan_options)
+    stats = cache.content.stats
+    refused_before = stats.refused.copy() if cache.config.explain else None
     plan = make_plan(
         cache.content, tokens, begin, end, cache.namespace_of(req), options, must_compute
     )
+    if refused_before is not None:
+        reuse.planned.add(index)
+        reuse.refused[index] = stats.refused - refused_before
     if plan is not None:
         reuse.entries.append(RequestReuse(req, index, plan))
 
@@ -234,14 +263,15 @@ def _fit_rows(reuse: BatchReuse, requests: int, max_rows: int) -> None:
         )
         if not by_length:
             # Everything is computed anyway (`recompute_all`).
-            reuse.drop(reuse.entries[-1])
+            reuse.drop(reuse.entries[-1], "rows")
             continue
         shortest = {(index, begin) for _, index, begin in by_length[: rows - max_rows]}
         for entry in list(reuse.entries):
             runs = [r for r in entry.plan.runs if (entry.index, r.begin) not in shortest]
             if not runs:
-                reuse.drop(entry)
+                reuse.drop(entry, "rows")
             elif len(runs) < len(entry.plan.runs):
+                reuse.give_up(entry, [r for r in entry.plan.runs if r not in runs], "rows")
                 entry.plan = _with_runs(entry.plan, runs)
 
 
@@ -264,4 +294,4 @@ def _fit_memory(reuse: BatchReuse, batch: Any) -> None:
         need += len(batch.reqs) * cache.page_size
     allocator = cache.token_to_kv_pool_allocator
     while reuse.entries and allocator.available_size() + cache.evictable_size() < need:
-        reuse.drop(reuse.entries[-1])
+        reuse.drop(reuse.entries[-1], "memory")

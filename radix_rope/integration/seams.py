@@ -83,6 +83,54 @@ def check_version(allow_untested: bool = False, installed: str | None = None) ->
         )
 
 
+def reports_metrics() -> bool:
+    """Whether this scheduler reports metrics: `--enable-metrics`, and one rank unless all do."""
+    from sglang.srt.runtime_context import get_observability, get_parallel
+
+    parallel, wanted = get_parallel(), get_observability()
+    first = parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0
+    return bool(wanted.enable_metrics and (first or wanted.enable_metrics_for_all_schedulers))
+
+
+def metric_labels() -> tuple[dict[str, Any], Any]:
+    """SGLang's labels of this scheduler, and its collector class with the kinds of metrics.
+
+    The same as in `SchedulerMetricsCollector.init_new`, whose result a cache never sees.
+    """
+    from sglang.srt.disaggregation.utils import DisaggregationMode
+    from sglang.srt.observability import metrics_collector
+    from sglang.srt.runtime_context import (
+        get_disagg,
+        get_observability,
+        get_parallel,
+        get_serving,
+    )
+
+    parallel = get_parallel()
+    labels = {
+        "model_name": get_serving().served_model_name,
+        "engine_type": DisaggregationMode.to_engine_type(get_disagg().disaggregation_mode),
+        "tp_rank": parallel.tp_rank,
+        "pp_rank": parallel.pp_rank,
+        "moe_ep_rank": parallel.moe_ep_rank,
+    }
+    if parallel.dp_rank is not None:
+        labels["dp_rank"] = parallel.dp_rank
+    labels.update(get_observability().extra_metric_labels or {})
+    kinds = metrics_collector.resolve_collector_class(
+        metrics_collector.STAT_LOGGER_ROLE_SCHEDULER,
+        metrics_collector.SchedulerMetricsCollector,
+    )
+    return labels, kinds
+
+
+def device_timer(report: Callable[[float], None]) -> Any:
+    """SGLang's timer of work on the GPU; reports seconds without waiting for it."""
+    from sglang.srt.utils.device_timer import DeviceTimer
+
+    return DeviceTimer(lambda t: report(t))
+
+
 def hook(target: str, wrapper: Callable[..., Any]) -> None:
     """Wrap `target`: `wrapper(original, *args, **kwargs)` is called instead."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
