@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.serving.__main__ import _running
 from bench.serving.client import Client, RequestError
 
 
@@ -34,6 +35,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
+
+    def do_GET(self) -> None:
+        assert self.path == "/v1/models"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "its-name"}]}')
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -69,6 +76,11 @@ def test_other_servers_report_no_shares(url: str) -> None:
     answer = Client("one", f"{url}/", "openai", "m", Tokenizer()).one((1, 2, 3))
     assert answer.ttft_ms > 0
     assert (answer.prompt_tokens, answer.computed_tokens) == (3, None)
+
+
+def test_a_running_server_is_asked_for_its_model(url: str) -> None:
+    (client,) = _running([f"llama.cpp={url}/v1/"], Tokenizer())
+    assert (client.name, client.base_url, client._model) == ("llama.cpp", url, "its-name")
 
 
 def test_a_burst_has_the_metrics_of_sglang(url: str) -> None:
