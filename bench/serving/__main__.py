@@ -253,7 +253,7 @@ def _write(
     if options.write_docs:
         page: Path = options.write_docs
         shutil.copyfile(chart, page.with_name(chart.name))
-        write_docs(page, options.name, markdown, chart.name)
+        write_docs(page, options.preset, markdown, chart.name)
     print(f"\n{markdown}\n\nWritten: {base}.json, .md, .png")
 
 

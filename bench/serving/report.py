@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.pages import markdown_table, write_generated
 from bench.serving.records import BASELINE, OURS, Cell, Load
 from bench.serving.results import (
     Check,
@@ -26,16 +27,6 @@ from bench.serving.results import (
 )
 
 Setting = Mapping[str, object]
-
-
-def begin_mark(name: str) -> str:
-    """The line of a page after which the results called `name` stand."""
-    return f"<!-- written by python -m bench.serving --write-docs: {name}: begin -->"
-
-
-def end_mark(name: str) -> str:
-    """The line of a page before which the results called `name` end."""
-    return f"<!-- written by python -m bench.serving --write-docs: {name}: end -->"
 
 
 def as_markdown(cells: Sequence[Cell], loads: Sequence[Load], setting: Setting) -> str:
@@ -75,24 +66,16 @@ def setting_text(setting: Setting) -> str:
     return ", ".join(f"{name}: {value}" for name, value in setting.items())
 
 
-def write_docs(page: Path, name: str, markdown: str, chart: str) -> None:
-    """Replace the part of a page that holds the results called `name`.
+def write_docs(page: Path, preset: str, markdown: str, chart: str) -> None:
+    """Replace the part of a page that holds the results of `preset`.
 
     chart: the chart's address as seen from the page.
 
     Raises:
         ValueError: the page has no such part.
     """
-    text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(begin_mark(name))
-    _, end, after = rest.partition(end_mark(name))
-    if not begin or not end:
-        raise ValueError(
-            f"{page} has no part to write the results into; it must contain the lines "
-            f"{begin_mark(name)!r} and {end_mark(name)!r}"
-        )
-    generated = f"{markdown}\n\n![Time to first token, requests per second, hit shares]({chart})"
-    page.write_text(f"{before}{begin}\n\n{generated}\n\n{end}{after}", encoding="utf-8")
+    picture = f"![Time to first token, hit shares, requests per second]({chart})"
+    write_generated(page, f"bench.serving --preset {preset}", f"{markdown}\n\n{picture}")
 
 
 def _cell_table(cells: Sequence[Cell]) -> str:
@@ -128,7 +111,7 @@ def _cell_table(cells: Sequence[Cell]) -> str:
                 _ratio(limit_ratio([cell]), 2),
             ]
         )
-    return _table(header, rows)
+    return markdown_table([header, *rows])
 
 
 def _load_table(loads: Sequence[Load]) -> str:
@@ -155,14 +138,7 @@ def _load_table(loads: Sequence[Load]) -> str:
                 "" if ratio is None else f"{ratio:.1f}",
             ]
         )
-    return _table(header, rows, left=(0, 2))
-
-
-def _table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0,)
-) -> str:
-    rule = [":--" if column in left else "--:" for column in range(len(header))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *rows))
+    return markdown_table([header, *rows], left=(0, 2))
 
 
 def _shares(found: Shares | None) -> str:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.pages import marks
 from bench.serving.chart import draw
 from bench.serving.records import BASELINE, EXACT_ONLY, OURS, Answer, Cell, Load, Sample
-from bench.serving.report import as_json, as_markdown, begin_mark, end_mark, write_docs
+from bench.serving.report import as_json, as_markdown, write_docs
 from bench.serving.results import (
     checks,
     limit_ratio,
@@ -118,10 +119,11 @@ def test_files(tmp_path: Path) -> None:
 
 def test_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{begin_mark('x')}\nold\n{end_mark('x')}\nafter\n")
-    write_docs(page, "x", "the table", "x.png")
+    begin, end = marks("bench.serving --preset short")
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    write_docs(page, "short", "the table", "x.png")
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n")
     assert "the table" in text and "](x.png)" in text and "old" not in text
     with pytest.raises(ValueError, match="no part to write the results into"):
-        write_docs(page, "y", "the table", "y.png")
+        write_docs(page, "claims", "the table", "y.png")

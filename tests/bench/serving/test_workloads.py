@@ -78,15 +78,28 @@ def test_turns_compute_no_more_than_claimed(key: str, encode: Encode) -> None:
     assert all(len(r) >= size.prompt_tokens for r in made.episode.requests)
 
 
-def test_turns_contain_the_turns_before(encode: Encode) -> None:
-    session, _ = make("session", encode, SIZES["1k"], requests=3, sequential=True)
-    first, second, third = (
-        request[-expected.computed_tokens :]
-        for request, expected in zip(session.episode.requests, session.expected, strict=True)
-    )
+def test_a_session_grows_behind_its_head_line(encode: Encode) -> None:
+    made, _ = make("session", encode, SIZES["1k"], requests=3, sequential=True)
+    # The head lines have 7, 8 and 9 tokens.
+    first, second, third = (r[7 + i :] for i, r in enumerate(made.episode.requests))
     assert len(first) < len(second) < len(third)
-    chat, _ = make("truncation", encode, SIZES["1k"], requests=3, sequential=True)
-    assert {len(request) for request in chat.episode.requests} == {1024}
+    assert second[: len(first)] == first
+    assert third[: len(second)] == second
+
+
+def test_a_window_slides_behind_the_system_prompt(encode: Encode) -> None:
+    made, _ = make("truncation", encode, SIZES["1k"], requests=3, sequential=True)
+    donor = made.episode.donors[0]
+    system = common_prefix(donor, made.episode.requests[0])
+    assert system == made.expected[0].prefix_tokens > 64
+    last = donor
+    for request in made.episode.requests:
+        assert request[:system] == donor[:system]
+        dropped = last.index(request[system], system) - system
+        assert dropped > 0
+        assert request[system : len(last) - dropped] == last[system + dropped :]
+        assert len(request) == 1024
+        last = request
 
 
 @pytest.mark.parametrize("key", WORKLOADS)
