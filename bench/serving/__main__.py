@@ -191,7 +191,8 @@ def _common_options(options: argparse.Namespace, cache_tokens: int) -> list[str]
     common = ["--enable-cache-report", "--random-seed", "1"]
     if not accelerator.is_available():
         common += ["--dtype", "float32", "--disable-cuda-graph"]
-        common += ["--max-total-tokens", str(cache_tokens)]
+        # Every prompt in one chunk, also the last turn of a session.
+        common += ["--max-total-tokens", str(cache_tokens), "--chunked-prefill-size", "8192"]
     return [*common, *shlex.split(options.server_args)]
 
 
