@@ -42,8 +42,9 @@ def write_checkpoint(name: str, folder: Path, silent: bool = True) -> dict[str, 
         if silent and parameter_name.endswith(_OUT_PROJECTIONS):
             torch.nn.init.zeros_(parameter)
             silenced += 1
-        elif parameter.dim() == 1:
-            # Norm weights and biases as training leaves them: not all alike.
+        elif parameter.dim() == 1 and parameter_name != "lm_head.bias":
+            # Norm weights and biases as training leaves them: not all alike. The head's
+            # bias, which Phi has, is left at zero: SGLang's logits leave it out.
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.1)
     assert silenced == (config["num_hidden_layers"] if silent else 0)
     model.save_pretrained(folder)
