@@ -1,0 +1,82 @@
+"""Servers that have nothing to reuse: radix_rope stands aside and says so."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integration.engines import EngineUnderTest, shifted
+
+pytestmark = pytest.mark.engine
+
+Documents = list[list[int]]
+
+ARGS: dict[str, Any] = {
+    "max_running_requests": 8,
+    "max_total_tokens": 3000,
+    "context_length": 2500,
+    "chunked_prefill_size": 256,
+}
+
+
+def ask(engine: EngineUnderTest, request: Any) -> Any:
+    manager = engine.engine.tokenizer_manager
+    return engine.engine.loop.run_until_complete(anext(manager.generate_request(request, None)))
+
+
+@pytest.fixture
+def embedder(tiny_folder: Path) -> Iterator[EngineUnderTest]:
+    engine = EngineUnderTest(tiny_folder, "radix_rope", {}, is_embedding=True, **ARGS)
+    yield engine
+    engine.stop()
+
+
+def test_embeddings_are_exact(embedder: EngineUnderTest, documents: Documents) -> None:
+    from sglang.srt.managers.io_struct import EmbeddingReqInput
+
+    def embed(tokens: list[int]) -> Any:
+        result = ask(embedder, EmbeddingReqInput(input_ids=tokens))
+        return result["embedding"], result["meta_info"]["cached_tokens"]
+
+    prompt = documents[5][:20] + documents[0] + documents[6][:10]
+    cold, _ = embed(prompt)
+    embedder.flush()
+    embed(documents[0])
+    warm, cached = embed(prompt)
+    assert cached == 0
+    np.testing.assert_array_equal(warm, cold)
+    # Exact prefixes are shared, as without radix_rope.
+    again, cached = embed([*prompt, *documents[7][:10]])
+    assert cached == len(prompt)
+    assert np.isfinite(again).all()
+    embedder.assert_nothing_lost()
+
+
+@pytest.fixture
+def uncached(tiny_folder: Path) -> Iterator[EngineUnderTest]:
+    engine = EngineUnderTest(tiny_folder, "radix_rope", {}, disable_radix_cache=True, **ARGS)
+    yield engine
+    engine.stop()
+
+
+def test_without_a_radix_cache_nothing_is_reused(
+    uncached: EngineUnderTest, documents: Documents
+) -> None:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    prompt = documents[5][:20] + documents[0] + documents[6][:10]
+    cold = uncached.one(prompt, 6)
+    uncached.one(documents[0])
+    warm = uncached.one(prompt, 6)
+    assert warm["output_ids"] == cold["output_ids"]
+    assert warm["meta_info"]["cached_tokens"] == shifted(warm) == 0
+    # The one way in which SGLang takes input embeddings.
+    rng = np.random.default_rng(1)
+    vectors = (rng.standard_normal((40, 128)) * 0.12).tolist()
+    request = GenerateReqInput(
+        input_embeds=vectors, sampling_params={"temperature": 0, "max_new_tokens": 3}
+    )
+    assert len(ask(uncached, request)["output_ids"]) == 3
+    uncached.assert_nothing_lost()
