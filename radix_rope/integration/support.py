@@ -84,6 +84,11 @@ def refuse_options(cfg: Any) -> None:
             "--enable-unified-cache-external-linker",
             _NEEDS_OTHER_TREE,
         ),
+        (
+            cfg.radix_eviction_policy == "tlru",
+            "--radix-eviction-policy tlru",
+            _NEEDS_OTHER_TREE,
+        ),
         (cfg.enable_unified_memory, "--enable-unified-memory", "slots are translated per layer"),
         (
             cfg.enable_page_major_kv_layout,
@@ -94,7 +99,7 @@ def refuse_options(cfg: Any) -> None:
         (
             cfg.speculative_algorithm is not None,
             f"--speculative-algorithm {cfg.speculative_algorithm}",
-            "the draft model's KV would have to be moved too",
+            "it has not been shown to work, and a draft model's KV would have to be moved too",
         ),
         (cfg.pp_size > 1, f"--pp-size {cfg.pp_size}", "plans are not passed between stages"),
         (

@@ -128,7 +128,7 @@ def plain_config(**changed: Any) -> SimpleNamespace:
         "enable_return_routed_experts": False, "enable_return_indexer_topk": False,
         "enable_mixed_chunk": True, "enable_return_hidden_states": False,
         "enable_deterministic_inference": False, "kv_canary": "none", "kv_events_config": None,
-        "attn_dp_size": 1, "lora_paths": None,
+        "attn_dp_size": 1, "lora_paths": None, "radix_eviction_policy": "lru",
     }  # fmt: skip
     return SimpleNamespace(**{**values, **changed})
 
