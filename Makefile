@@ -11,6 +11,7 @@ MODEL ?= smollm2-135m-instruct
 PORT ?= 30000
 SERVE_ARGS ?=
 DEMO_ARGS ?=
+SOAK_ARGS ?=
 BENCH_PRESET ?= short
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
@@ -20,7 +21,7 @@ CODE := radix_rope bench tests
 
 export RADIX_ROPE_CACHE
 
-.PHONY: help setup model demo serve bench bench-serving test patched-env unpatch test-patched lint format lock gpu-test gpu-bench clean
+.PHONY: help setup model demo serve bench bench-serving test patched-env unpatch test-patched soak lint format lock gpu-test gpu-bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -69,6 +70,9 @@ bench-serving: model ## Serving benchmark: BENCH_PRESET=short (default), claims,
 
 test: model ## Run the tests that CI runs (under 20 minutes on 2 cores)
 	'$(BIN)/python' -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)
+
+soak: model ## Mixed load on a small engine, every answer checked: SOAK_ARGS="--minutes 15"
+	'$(BIN)/python' -m tests.soak $(SOAK_ARGS)
 
 patched-env: setup ## Build a second SGLang with patches/ applied, for PYTHONPATH
 	@'$(BIN)/python' -m radix_rope.patching apply

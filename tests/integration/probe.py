@@ -110,6 +110,11 @@ def cached_kv(scheduler: Any, tokens: list[int]) -> dict[str, Any]:
     }
 
 
+def refused_donors(scheduler: Any) -> dict[str, int]:
+    """How often what kept content from being reused."""
+    return dict(scheduler.tree_cache.content.stats.refused)
+
+
 def plan_of(scheduler: Any, tokens: list[int], begin: int = 0) -> Any:
     """(begin, end, delta) of the runs a request would reuse now."""
     from radix_rope.content.planner import make_plan

@@ -1,0 +1,267 @@
+"""What radix_rope costs where nothing is shared: `python -m bench.overhead`.
+
+Three servers on the same attention backend take turns, round by round: SGLang's default tree, its
+`RadixCache`, and radix_rope. Owns the two workloads, the ratios and their table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+from transformers import AutoTokenizer
+
+from bench.demo.setting import describe_machine
+from bench.serving.client import Client
+from bench.serving.servers import Server
+from radix_rope.models.fetch import fetch_model
+
+OURS = "radix_rope"
+STOCK = "RadixCache"
+DEFAULT = "default tree"
+IMPLS = {
+    DEFAULT: (),
+    STOCK: ("--radix-cache-impl", "sglang.srt.mem_cache.radix_cache:RadixCache"),
+    OURS: ("--radix-cache-impl", "radix_rope"),
+}
+WORKLOADS = {"unique": "unique prompts", "chats": "append-only chats"}
+
+_BEGIN, _END = "<!-- overhead:begin -->", "<!-- overhead:end -->"
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is sent in a round, per server and workload."""
+
+    rounds: int
+    prompts: int
+    prompt_tokens: int
+    turns: int
+    output_tokens: int
+    singles: int
+
+
+FULL = Size(rounds=12, prompts=8, prompt_tokens=192, turns=4, output_tokens=8, singles=2)
+QUICK = Size(rounds=2, prompts=3, prompt_tokens=96, turns=2, output_tokens=2, singles=1)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One round of one workload on one server."""
+
+    workload: str
+    server: str
+    round: int
+    requests_per_second: float
+    ttft_ms: float
+    """Median over requests sent one at a time."""
+    reused_tokens: int
+    """From exact prefixes; moved ones would be a mistake of the workload."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure; exit code 1 when radix_rope's median throughput is not within the target."""
+    options = _parse(arguments)
+    size = QUICK if options.quick else FULL
+    if options.rounds:
+        size = dataclasses.replace(size, rounds=options.rounds)
+    model = fetch_model("smollm2-135m-instruct", None, "float32")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    common = [
+        *("--dtype", "float32", "--attention-backend", options.attention_backend),
+        *("--max-total-tokens", "16000", "--max-running-requests", "16", "--random-seed", "1"),
+    ]
+    with tempfile.TemporaryDirectory() as logs, contextlib.ExitStack() as stack:
+        clients = []
+        # One after the other, so that no two load the model at once.
+        for name, impl in IMPLS.items():
+            log = Path(logs) / f"{name.replace(' ', '-')}.log"
+            server = Server(name, str(model), [*common, *impl], log)
+            stack.callback(server.stop)
+            server.wait_until_ready()
+            clients.append(Client(name, server.base_url, "sglang", str(model), tokenizer))
+        samples = measure(clients, size, options.seed)
+    record = summarise(samples)
+    setting = {
+        **describe_machine(),
+        "attention_backend": options.attention_backend,
+        **dataclasses.asdict(size),
+    }
+    options.output.mkdir(parents=True, exist_ok=True)
+    raw = [dataclasses.asdict(sample) for sample in samples]
+    (options.output / "overhead.json").write_text(
+        json.dumps({"setting": setting, "summary": record, "samples": raw}, indent=1) + "\n"
+    )
+    text = as_markdown(record, setting)
+    (options.output / "overhead.md").write_text(text)
+    print(text)
+    if options.write_docs is not None:
+        _write_docs(options.write_docs, text)
+    return int(options.strict and not all(row["within_target"] for row in record))
+
+
+def measure(clients: Sequence[Client], size: Size, seed: int) -> list[Sample]:
+    """All rounds; the servers take turns within each, and another one begins."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    total = (size.rounds + 1) * len(WORKLOADS) * len(clients)
+    with tqdm(total=total, file=sys.stderr) as progress:
+        # Round 0 warms up what is compiled or allocated on first use, and is not counted.
+        for turn in range(size.rounds + 1):
+            for workload in WORKLOADS:
+                bursts = (_unique if workload == "unique" else _chats)(rng, size)
+                singles = [_tokens(rng, size.prompt_tokens) for _ in range(size.singles)]
+                for i in range(len(clients)):
+                    client = clients[(turn + i) % len(clients)]
+                    sample = _round(client, workload, turn, bursts, singles, size)
+                    progress.update()
+                    if turn:
+                        samples.append(sample)
+    return samples
+
+
+def _round(
+    client: Client,
+    workload: str,
+    turn: int,
+    bursts: Sequence[Sequence[Tokens]],
+    singles: Sequence[Tokens],
+    size: Size,
+) -> Sample:
+    client.flush()
+    seconds = requests = reused = 0.0
+    for prompts in bursts:
+        burst = client.burst(prompts, float("inf"), size.output_tokens, seed=turn)
+        seconds += burst.metrics["completed"] / burst.metrics["request_throughput"]
+        requests += len(prompts)
+        reused += sum(answer.exact_tokens or 0 for answer in burst.answers)
+        moved = sum(answer.shifted_tokens or 0 for answer in burst.answers)
+        if moved:
+            raise ValueError(f"{client.name} moved {moved} tokens of prompts that share none")
+    if workload == "chats":
+        # The next turn of each chat, alone.
+        singles = [(*chat, *single) for chat, single in zip(bursts[-1], singles, strict=False)]
+    ttft = statistics.median(client.one(prompt).ttft_ms for prompt in singles)
+    return Sample(workload, client.name, turn, requests / seconds, ttft, int(reused))
+
+
+def _tokens(rng: np.random.Generator, count: int) -> Tokens:
+    # Random ids share no window with anything; the model's work does not depend on them.
+    return tuple(int(token) for token in rng.integers(100, 40000, count))
+
+
+def _unique(rng: np.random.Generator, size: Size) -> list[list[Tokens]]:
+    return [[_tokens(rng, size.prompt_tokens) for _ in range(size.prompts)]]
+
+
+def _chats(rng: np.random.Generator, size: Size) -> list[list[Tokens]]:
+    """Turn by turn: every chat's prompt is its last one and something new behind it."""
+    chats: list[Tokens] = [()] * (size.prompts // 2 + 1)
+    turns = []
+    for _ in range(size.turns):
+        chats = [(*chat, *_tokens(rng, size.prompt_tokens // 2)) for chat in chats]
+        turns.append(chats)
+    return turns
+
+
+def summarise(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Ratios of radix_rope to each other server within a round: median and quartiles."""
+    rows = []
+    for workload in WORKLOADS:
+        by = {(s.server, s.round): s for s in samples if s.workload == workload}
+        rounds = sorted({turn for _, turn in by})
+        for other in (STOCK, DEFAULT):
+            speed = [
+                by[OURS, t].requests_per_second / by[other, t].requests_per_second for t in rounds
+            ]
+            ttft = [by[OURS, t].ttft_ms / by[other, t].ttft_ms for t in rounds]
+            rows.append(
+                {
+                    "workload": workload,
+                    "against": other,
+                    "requests_per_second": statistics.median(
+                        by[OURS, t].requests_per_second for t in rounds
+                    ),
+                    "throughput_ratio": _spread(speed),
+                    "ttft_ratio": _spread(ttft),
+                    "within_target": statistics.median(speed) >= 0.98,
+                }
+            )
+    return rows
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    """First quartile, median, third quartile."""
+    return [round(float(q), 4) for q in np.quantile(values, [0.25, 0.5, 0.75])]
+
+
+def as_markdown(rows: Sequence[dict[str, Any]], setting: dict[str, Any]) -> str:
+    """The table as it stands in the docs."""
+    lines = [
+        "| workload | against | requests/s, ratio | TTFT, ratio | requests/s of radix_rope |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        low, middle, high = row["throughput_ratio"]
+        t_low, t_middle, t_high = row["ttft_ratio"]
+        lines.append(
+            f"| {WORKLOADS[row['workload']]} | {row['against']} | "
+            f"**{middle:.3f}** ({low:.3f} to {high:.3f}) | "
+            f"**{t_middle:.3f}** ({t_low:.3f} to {t_high:.3f}) | "
+            f"{row['requests_per_second']:.2f} |"
+        )
+    what = ", ".join(f"{key}: {value}" for key, value in setting.items())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Ratios of radix_rope to the other server in the same round: median and quartiles over "
+            "the rounds. For requests/s more than 1 is faster, for TTFT less than 1. Target: "
+            "requests/s of at least 0.98.",
+            "",
+            f"Setting: {what}.",
+            "",
+        ]
+    )
+
+
+def _write_docs(path: Path, text: str) -> None:
+    old = path.read_text()
+    head, rest = old.split(_BEGIN)
+    _, tail = rest.split(_END)
+    path.write_text(f"{head}{_BEGIN}\n{text}{_END}{tail}")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=main.__doc__)
+    parser.add_argument(
+        "--output", type=Path, default=Path("out/overhead"), help="folder (%(default)s)"
+    )
+    parser.add_argument("--quick", action="store_true", help="a small run, to see that it works")
+    parser.add_argument("--rounds", type=int, help="instead of the default number")
+    parser.add_argument("--seed", type=int, default=1, help="of the prompts (%(default)s)")
+    parser.add_argument(
+        "--attention-backend", default="radix_rope_cpu", help="of all servers (%(default)s)"
+    )
+    parser.add_argument("--strict", action="store_true", help="fail when a target is missed")
+    parser.add_argument(
+        "--write-docs", type=Path, help="put the table into this file, e.g. docs/overhead.md"
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""A short soak, as `make soak` runs it for longer."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.engines import EngineUnderTest
+from tests.soak.prompts import known_answers, pool_of
+from tests.soak.run import soak, start_engine
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def tight(model_folder: Path) -> Iterator[EngineUnderTest]:
+    engine = start_engine(model_folder)
+    yield engine
+    engine.stop()
+
+
+def test_a_minute_of_mixed_load(
+    tight: EngineUnderTest,
+    engines: Callable[[str], EngineUnderTest],
+    documents: list[list[int]],
+) -> None:
+    stock = engines("stock")
+    known = known_answers(stock, pool_of(documents, 16, seed=3))
+    assert len(known) >= 4
+    verdict = soak(tight, documents, known, seconds=45, seed=3)
+    assert verdict.failures == []
