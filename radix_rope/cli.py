@@ -8,9 +8,11 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from radix_rope import __version__
 from radix_rope.models.catalog import DEFAULT_MODEL, DTYPES, MODELS, cached_model_path
+from radix_rope.quality.scenarios import SCENARIOS
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,57 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return doctor_command()
 
 
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--model-path",
+        type=Path,
+        default=cached_model_path(),
+        metavar="DIR",
+        help=f"model folder (default: the fetched {DEFAULT_MODEL})",
+    )
+    add("--json", type=Path, metavar="F", help="write every measured target and the verdict")
+    add("--plot", type=Path, metavar="F", help="write the chart (needs matplotlib)")
+    add("--write-config", type=Path, metavar="F", help="write the options for --radix-rope-config")
+    add("--quick", action="store_true", help="a try: few questions, no verdict is stored")
+    add(
+        "--scenario",
+        action="append",
+        metavar="NAME",
+        choices=SCENARIOS,
+        help=f"measure this one alone; may be repeated; one of: {', '.join(SCENARIOS)}",
+    )
+    add("--questions", type=int, metavar="N", help="questions a fact sheet (default: all)")
+    add("--resume", action="store_true", help="keep the scenarios that --json already holds")
+    add(
+        "--max-kl",
+        action="append",
+        default=[],
+        metavar="[SCENARIO=]NATS",
+        help="limit of the mean KL, of one scenario or of all that have one; may be repeated",
+    )
+    add(
+        "--min-kept",
+        type=float,
+        default=0.95,
+        metavar="SHARE",
+        help="share of the gold answers of the exact run that must be kept (%(default)s)",
+    )
+    add("--dtype", help="dtype of the weights (default: float32 on a CPU, else SGLang's choice)")
+    add(
+        "--engine-args",
+        default="{}",
+        metavar="JSON",
+        help="more arguments of sglang.Engine, as a JSON object",
+    )
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from radix_rope.quality.command import check_command
+
+    return check_command(arguments)
+
+
 COMMANDS = (
     Command(
         "fetch-model",
@@ -86,6 +139,12 @@ COMMANDS = (
         "check, on a model's real RoPE, that rotated keys are the keys of the new positions",
         _verify_arguments,
         _verify,
+    ),
+    Command(
+        "check",
+        "measure how far reuse changes a model's answers; non-zero exit when no setting passes",
+        _check_arguments,
+        _check,
     ),
     Command(
         "doctor",

@@ -60,6 +60,7 @@ class RadixRopeConfig:
             given up. Positions and counts, no prompt content.
         recompute_all: split the prefill as planned but reuse nothing. For tests.
         check_plans: verify every plan and the tree after every batch. For tests.
+        require_check: refuse to start unless the model passed `radix-rope check`.
         allow_untested_sglang: run on an SGLang version nobody tested.
     """
 
@@ -76,6 +77,7 @@ class RadixRopeConfig:
     explain: bool = False
     recompute_all: bool = False
     check_plans: bool = False
+    require_check: bool = False
     allow_untested_sglang: bool = False
 
     def __post_init__(self) -> None:

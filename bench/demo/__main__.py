@@ -23,10 +23,10 @@ from bench.demo.prompts import MOVED, PromptBuilder
 from bench.demo.records import EngineRun, Job, QuestionKey
 from bench.demo.report import as_json, as_text, setting_text, thresholds_text, write_docs
 from bench.demo.results import Results, summarise
-from bench.demo.setting import describe_machine
 from radix_rope.models.catalog import DEFAULT_MODEL
 from radix_rope.models.errors import FetchError
 from radix_rope.models.fetch import fetch_model
+from radix_rope.quality.machine import describe_machine
 from radix_rope.quality.texts import fact_sheets
 
 _NO_ROTATION = '{"rotate": false}'

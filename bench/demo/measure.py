@@ -13,8 +13,8 @@ from typing import Any
 from bench.demo.calibration import Calibration, is_faster, typical
 from bench.demo.prompts import Asked, Scenario, Tokens
 from bench.demo.records import Answer, EngineRun, Job, QuestionKey, Timing
-from bench.demo.scoring import TOP_TOKENS
 from radix_rope.config import ENV_VAR
+from radix_rope.quality.scoring import TOP_TOKENS
 
 Progress = Callable[[str], None]
 

@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 from bench.demo.prompts import MOVED, SCENARIOS
 from bench.demo.records import Answer, EngineRun, Timing
-from bench.demo.scoring import answer_kl_nats, is_correct
+from radix_rope.quality.scoring import answer_kl_nats, is_correct
 from radix_rope.quality.texts import FactSheet
 
 BOUNDED = ("truncated", "report", "timestamp")

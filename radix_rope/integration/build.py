@@ -13,6 +13,7 @@ from typing import Any
 from radix_rope.config import RadixRopeConfig, config_from_env
 from radix_rope.integration import seams
 from radix_rope.integration.cache import RadixRopeCache
+from radix_rope.integration.gate import check_verdict
 from radix_rope.integration.support import refuse_unsupported
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ def build_cache(ctx: Any) -> RadixRopeCache:
     """Factory of the backend `radix_rope` (`TreeCacheBuildContext` in, cache out).
 
     Raises:
-        ConfigError, SGLangVersionError, UnsupportedFeature, UnsupportedRope: with
+        ConfigError, SGLangVersionError, UnsupportedFeature, CheckRequired, UnsupportedRope: with
             what was asked, why not, and what instead.
     """
     from sglang.srt.arg_groups.overrides import resolved_view
@@ -56,6 +57,8 @@ def build_cache(ctx: Any) -> RadixRopeCache:
     cache = RadixRopeCache(ctx.params, config)
     install_request_check()
     if config.mode in ("shifted", "opt_in") and cache.content is not None:
+        dtype = str(ctx.model_config.dtype).removeprefix("torch.")
+        check_verdict(config, str(ctx.model_config.model_path), dtype)
         _enable_reuse(cache, ctx, config)
         cache.fallbacks.ranks = int(server.tp_size)
         cache.mixes = bool(server.enable_mixed_chunk)

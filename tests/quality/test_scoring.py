@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.demo.scoring import answer_kl_nats, is_correct, kl_nats
+from radix_rope.quality.scoring import answer_kl_nats, is_correct, kl_nats
 
 
 def normalised(weights: list[float]) -> list[float]:

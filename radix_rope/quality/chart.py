@@ -1,0 +1,110 @@
+"""The chart of one quality check: error against computed share, and error over repeated reuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from radix_rope.quality.records import Measurement
+from radix_rope.quality.scenarios import SCENARIOS
+from radix_rope.quality.settings import FLOOR
+from radix_rope.quality.summary import Row, rows
+from radix_rope.quality.verdict import Limits, allowed_kl_nats
+
+_FAMILIES = (
+    ("head: none, first 16, first 64 of each run", ("none", "head16", "head64"), "#1f77b4", "o"),
+    ("attention: 5%, 15%", ("attention5", "attention15"), "#d62728", "s"),
+    ("better donor, first 16", ("better_donor",), "#2ca02c", "D"),
+)
+# Zero has no place on a logarithmic axis.
+_SMALLEST_KL_NATS = 1e-7
+
+
+def draw(measurement: Measurement, limits: Limits, subtitle: str, path: Path) -> None:
+    """Write the chart as PNG (or what else the name ends in).
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    table = rows(measurement)
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 7.2), layout="constrained")
+    for axis, (scenario, title) in zip(axes.flat, SCENARIOS.items(), strict=True):
+        own = [row for row in table if row.scenario == scenario]
+        axis.set_title(title, fontsize=9)
+        axis.set_yscale("log")
+        axis.spines[["top", "right"]].set_visible(False)
+        if scenario == "repeated":
+            _draw_repeated(axis, own)
+        else:
+            _draw_frontier(axis, own)
+        if scenario in limits.max_kl_nats and own:
+            allowed = allowed_kl_nats(scenario, table, limits)
+            axis.axhline(allowed, color="#999999", linewidth=0.8, linestyle=":")
+            axis.annotate(
+                "limit",
+                (1, allowed),
+                xycoords=("axes fraction", "data"),
+                fontsize=7,
+                ha="right",
+                va="bottom",
+                color="#777777",
+            )
+    for axis in axes[:, 0]:
+        axis.set_ylabel("mean KL over the gold answer, nats")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    for more in axes.flat[1:]:
+        for handle, label in zip(*more.get_legend_handles_labels(), strict=True):
+            if label not in labels:
+                handles.append(handle)
+                labels.append(label)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.suptitle(subtitle, fontsize=8)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _draw_frontier(axis: Any, own: list[Row]) -> None:
+    by_setting = {row.setting: row for row in own}
+    for label, keys, colour, marker in _FAMILIES:
+        points = [by_setting[key] for key in keys if key in by_setting]
+        axis.plot(
+            [100 * row.computed_share for row in points],
+            [max(row.kl_nats, _SMALLEST_KL_NATS) for row in points],
+            color=colour,
+            marker=marker,
+            label=label,
+        )
+    if FLOOR.key in by_setting:
+        _draw_floor(axis, by_setting[FLOOR.key].kl_nats)
+    axis.set_xlabel("prompt tokens computed, % (both passes)")
+
+
+def _draw_repeated(axis: Any, own: list[Row]) -> None:
+    for cached, label, colour in (
+        ("all_turns", "all turns cached", "#9467bd"),
+        ("last_turn", "only the last turn cached", "#ff7f0e"),
+    ):
+        points = [row for row in own if row.setting == cached]
+        axis.plot(
+            [row.generation for row in points],
+            [max(row.kl_nats, _SMALLEST_KL_NATS) for row in points],
+            color=colour,
+            marker=".",
+            label=label,
+        )
+    axis.set_xlabel("reuses in a row")
+
+
+def _draw_floor(axis: Any, kl_nats: float) -> None:
+    axis.axhline(
+        max(kl_nats, _SMALLEST_KL_NATS),
+        color="#444444",
+        linewidth=0.8,
+        linestyle="--",
+        label="noise floor",
+    )

@@ -1,0 +1,77 @@
+"""`radix-rope check` as a user runs it: on a real engine, in processes of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from radix_rope.config import parse_config
+from radix_rope.quality.records import read
+from radix_rope.quality.summary import rows
+
+pytest.importorskip("sglang")
+
+
+def check(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "radix_rope.cli", "check", "--model-path", str(model), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+    )
+
+
+@pytest.mark.engine
+def test_one_scenario_from_engine_to_verdict(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RADIX_ROPE_CACHE", str(tmp_path / "cache"))
+    result, config, plot = tmp_path / "r.json", tmp_path / "c.json", tmp_path / "p.png"
+    asked = ("--quick", "--questions", "2", "--scenario", "independent", "--json", str(result))
+    files = ("--write-config", str(config), "--plot", str(plot))
+    done = check(model_folder, *asked, *files, "--max-kl", "independent=9", "--min-kept", "0")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "VERDICT: passed" in done.stdout and "a try, not stored" in done.stdout
+    assert not (tmp_path / "cache" / "checks").exists()
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+    table = {row.setting: row for row in rows(read(result.read_text()))}
+    assert all(row.targets == 2 for row in table.values())
+    assert all(0 <= row.kl_nats <= row.worst_kl_nats < 5 for row in table.values())
+    # The donors stood alone, so what is reused differs by more than two exact runs do.
+    assert table["floor"].kl_nats < 1e-6 < table["none"].kl_nats
+    assert table["floor"].computed_share == 1
+    assert 0 < table["none"].computed_share < table["head64"].computed_share < 0.5
+    options = parse_config(config.read_text())
+    assert options.mode == "shifted"
+
+    # The same measurement against limits that nothing keeps; no engine is needed.
+    done = check(model_folder, *asked, "--resume", "--max-kl", "independent=1e-12")
+    assert done.returncode == 1, done.stdout + done.stderr[-3000:]
+    assert "VERDICT: failed" in done.stdout and "Starting SGLang" not in done.stderr
+    verdict = json.loads(result.read_text())["verdict"]
+    assert not verdict["passed"] and verdict["options"] == {"mode": "exact"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model-path", "/nowhere"], "no config.json"),
+        (["--max-kl", "reorder=much"], "SCENARIO=NATS"),
+        (["--max-kl", "rotation=1"], "there is no scenario 'rotation'"),
+        (["--resume"], "--json: name it"),
+        (["--questions", "99"], "choose from 1 to"),
+    ],
+)
+def test_what_cannot_be_checked_is_said_at_once(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from radix_rope.cli import main
+
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["check", "--model-path", str(tmp_path), *arguments]) == 2
+    assert said in capsys.readouterr().err

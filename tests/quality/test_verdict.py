@@ -1,0 +1,140 @@
+"""The gate's rule on made-up measurements, and that a server takes what it recommends."""
+
+import json
+import math
+
+import pytest
+
+from radix_rope.config import RadixRopeConfig, parse_config
+from radix_rope.quality.records import Measurement, from_json, to_json
+from radix_rope.quality.report import as_markdown, as_text, verdict_text
+from radix_rope.quality.scenarios import SCENARIOS
+from radix_rope.quality.settings import SETTINGS
+from radix_rope.quality.summary import rows
+from radix_rope.quality.verdict import MAX_KL_NATS, Limits, judge
+from tests.quality.support import measurement, target
+
+
+def test_the_cheapest_passing_setting_is_recommended() -> None:
+    verdict = judge(measurement(), Limits())
+    assert verdict.passed and verdict.complete
+    assert verdict.recommended == "none"
+
+    verdict = judge(measurement({("prefix_before", "none"): 0.031}), Limits())
+    assert verdict.recommended == "head16"
+    failed = {one.setting: one.failures for one in verdict.settings}
+    assert "prefix_before: mean KL 0.031 nats is above 0.03" in failed["none"]
+    assert not failed["head16"]
+
+
+def test_independent_documents_count_only_when_asked() -> None:
+    bad = {("independent", key): 0.2 for key in ("none", "head16", "head64", "attention5")}
+    assert judge(measurement(bad), Limits()).recommended == "none"
+    limits = Limits({**MAX_KL_NATS, "independent": 0.12})
+    assert judge(measurement(bad), limits).recommended == "attention15"
+
+
+def test_nothing_passes() -> None:
+    verdict = judge(measurement(), Limits(dict.fromkeys(MAX_KL_NATS, 1e-6)))
+    assert not verdict.passed and verdict.recommended is None
+    assert parse_config(json.dumps(verdict.options)).mode == "exact"
+    assert "VERDICT: failed" in verdict_text(verdict)
+
+
+def test_not_a_number_does_not_pass() -> None:
+    broken = {("edit", setting.key): math.nan for setting in SETTINGS}
+    assert not judge(measurement(broken), Limits()).passed
+
+
+def test_no_limit_below_twice_the_noise() -> None:
+    """A model whose exact runs differ that much among themselves is not held to less."""
+    errors = {("edit", setting.key): 0.0009 for setting in SETTINGS if setting.candidate}
+    assert not judge(measurement(errors), Limits()).passed
+    assert judge(measurement(errors, floor=0.0005), Limits()).passed
+
+
+def test_lost_answers_fail_among_those_the_exact_run_got_right() -> None:
+    def with_lost(lost: int, right: bool) -> Measurement:
+        made = measurement()
+        kept = [t for t in made.targets if t.scenario != "edit" or t.setting != "none"]
+        for i in range(60):
+            gone = {"exact_gold": right, "gold": False} if i < lost else {}
+            kept.append(target("edit", "none", 1e-4, question=i, **gone))
+        return Measurement(**{**to_json(made), "targets": kept})
+
+    assert judge(with_lost(11, right=True), Limits()).recommended == "none"  # 229 of 240
+    verdict = judge(with_lost(13, right=True), Limits())  # 227 of 240: below 95%
+    assert verdict.recommended == "head16"
+    assert "227 of 240 gold answers kept, below 95%" in verdict.settings[0].failures
+    assert judge(with_lost(13, right=False), Limits()).recommended == "none"
+
+
+@pytest.mark.parametrize(
+    ("errors", "donor_generations"),
+    [((1e-4, 1e-4, 1e-4, 1e-4), 3), ((1e-4, 1e-4, 1e-4, 0.02), 2), ((1e-4, 0.02, 1e-4), 1)],
+)
+def test_the_generation_limit_is_what_was_measured_good(
+    errors: tuple[float, ...], donor_generations: int
+) -> None:
+    """`n` reuses in a row are made from a donor with `n - 1` behind it."""
+    verdict = judge(measurement(repeated=errors), Limits())
+    assert verdict.options["max_generations"] == donor_generations
+
+
+def test_a_bad_first_reuse_fails_every_setting() -> None:
+    verdict = judge(measurement(repeated=(0.02, 1e-4)), Limits())
+    assert not verdict.passed and all(one.failures for one in verdict.settings)
+
+
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.candidate], ids=lambda s: s.key)
+def test_a_server_takes_what_is_recommended(setting: object) -> None:
+    key = setting.key  # type: ignore[attr-defined]
+    others = {
+        ("edit", other.key): 1.0 for other in SETTINGS if other.candidate and other.key != key
+    }
+    verdict = judge(measurement(others), Limits())
+    assert verdict.recommended == key
+    config = parse_config(json.dumps(verdict.options))
+    assert isinstance(config, RadixRopeConfig) and config.mode == "shifted"
+    assert config.repair == verdict.options["repair"]
+    assert config.max_generations == 2
+
+
+def test_a_try_is_no_verdict() -> None:
+    assert not judge(measurement(targets=59), Limits()).complete
+    made = measurement()
+    part = [t for t in made.targets if t.scenario == "edit"]
+    some = Measurement(**{**to_json(made), "targets": part})
+    assert not judge(some, Limits()).complete
+    with pytest.raises(ValueError, match="nothing to judge"):
+        judge(some, Limits({"reorder": 0.1}))
+
+
+def test_rows_average_over_targets_and_their_tokens() -> None:
+    made = measurement(targets=1)
+    two = [
+        target("edit", "none", 0.0, kl_nats=[0.1, 0.3], same_top=1, agrees=False),
+        target("edit", "none", 0.0, kl_nats=[0.4], same_top=1, computed_tokens=500, gold=False),
+    ]
+    (row,) = rows(Measurement(**{**to_json(made), "targets": two}))
+    assert (row.targets, row.exact_gold, row.kept) == (2, 2, 1)
+    assert row.kl_nats == pytest.approx(0.3)
+    assert row.worst_kl_nats == pytest.approx(0.4)
+    assert row.top1 == pytest.approx(2 / 3)
+    assert row.agreement == pytest.approx(0.5)
+    assert row.computed_share == pytest.approx((40 + 500) / 2000)
+
+
+def test_json_and_back() -> None:
+    made = measurement(targets=2)
+    assert from_json(json.loads(json.dumps(to_json(made)))) == made
+
+
+def test_every_scenario_and_setting_is_in_the_report() -> None:
+    made = measurement(targets=2)
+    for text in (as_text(made, Limits()), as_markdown(made, Limits())):
+        for title in SCENARIOS.values():
+            assert title.casefold() in text.casefold()
+        for setting in SETTINGS:
+            assert text.count(setting.title) == len(SCENARIOS) - 1
+        assert "3, only the last turn cached" in text
