@@ -179,3 +179,54 @@ def rope_specs(scheduler: Any) -> Any:
 
 
 _report_at_flush()
+
+
+def compute_row_by_row(scheduler: Any, on: bool) -> None:
+    """Make every token's arithmetic independent of what is computed beside it.
+
+    Matrix products round differently for other numbers of rows, so the same token can differ in
+    its last bits with the length of a cached prefix. With this on, equal KV gives equal bits.
+    """
+    import torch.nn.functional as functional
+
+    from radix_rope.integration.cpu import attention
+
+    if not on:
+        functional.linear, torch.matmul = _PLAIN.pop("linear"), _PLAIN.pop("matmul")
+        attention._attend = _PLAIN.pop("attend")
+        return
+    linear = _PLAIN["linear"] = functional.linear
+    matmul = _PLAIN["matmul"] = torch.matmul
+    attend = _PLAIN["attend"] = attention._attend
+
+    def in_blocks(product: Any, x: Any, *args: Any) -> Any:
+        """A product of fixed shape for every 64 rows."""
+        padded = functional.pad(x, (0, 0, 0, -len(x) % 64))
+        return torch.cat([product(part, *args) for part in padded.split(64)])[: len(x)]
+
+    def linear_in_blocks(x: Any, weight: Any, bias: Any = None) -> Any:
+        return in_blocks(linear, x, weight, bias)
+
+    def matmul_in_blocks(x: Any, other: Any) -> Any:
+        # The logits; torch's own use of it may have other shapes.
+        return in_blocks(matmul, x, other) if x.dim() == other.dim() == 2 else matmul(x, other)
+
+    def one_query(query: Any, key: Any, value: Any, prefix: int, *args: Any) -> Any:
+        return torch.cat(
+            [
+                attend(
+                    query[i : i + 1].contiguous(),
+                    key[:, : prefix + i + 1].contiguous(),
+                    value[:, : prefix + i + 1].contiguous(),
+                    prefix + i,
+                    *args,
+                )
+                for i in range(len(query))
+            ]
+        )
+
+    functional.linear, torch.matmul = linear_in_blocks, matmul_in_blocks
+    attention._attend = one_query
+
+
+_PLAIN: dict[str, Any] = {}
