@@ -54,7 +54,8 @@ def random_mix(documents: list[list[int]], seed: int, requests: int) -> list[Sen
         if mix and choose.random() < 0.3:
             prompt = list(choose.choice(mix).prompt)
         else:
-            prompt = [*choose.choice(heads), *sum(choose.sample(blocks, choose.randint(1, 3)), [])]
+            some = choose.sample(blocks, choose.randint(1, 3))
+            prompt = [*choose.choice(heads), *(token for block in some for token in block)]
         prompt = prompt + documents[6 + number % 8][: choose.choice([0, 3, 40])]
         exact = choose.random() < 0.5
         mix.append(Sent(f"{seed}-{number}", prompt, exact, not exact and choose.random() < 0.3))

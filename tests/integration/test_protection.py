@@ -69,8 +69,14 @@ class Simulation:
         self.holds: dict[int, Any] = {}
         self.running: list[Any] = []
 
-    def start(self, tokens: list[int], shifted: bool, splice: tuple[int, int] | None) -> None:
-        """Admit a request and compute all of it, with or without a spliced run."""
+    def start(
+        self,
+        tokens: list[int],
+        shifted: bool,
+        splice: tuple[int, int] | None,
+        compute: int = LONGEST,
+    ) -> None:
+        """Admit a request and compute its first tokens, with or without a spliced run."""
         free_rows = set(range(ROWS)) - {req.kv.req_pool_idx for req in self.running}
         if not free_rows:
             return
@@ -99,26 +105,45 @@ class Simulation:
         slots = self.allocator.take(pages)
         row[prefix : len(tokens)] = torch.tensor(slots[: len(tokens) - prefix])
         kv.cache_protected_len = req.inserted = prefix
-        state = state_of(req)
-        state.begin_extend(prefix, prefix, self.cache.path_provenance(req.last_node))
-        if shifted and splice is not None:
-            begin, end = sorted(min(prefix + at, len(tokens)) for at in splice)
-            if begin < end:
-                state.splice(begin, end, Provenance(exact=False, copied=True, generations=1))
-        for position in range(prefix, len(tokens)):
-            exact = state.exact_until is None or position < state.exact_until
-            label = ("exact", tuple(tokens[: position + 1])) if exact else APPROXIMATE
-            self.holds[int(row[position])] = label
+        req.computed = prefix
         self.running.append(req)
+        self.compute(req, compute, splice)
+
+    def compute(self, req: Any, length: int, splice: tuple[int, int] | None = None) -> None:
+        """Prefill the next tokens, and possibly splice a run among them."""
+        begin, end = req.computed, min(req.computed + length, len(req.tokens))
+        state = state_of(req)
+        on_path = min(self.cache.path_tokens(req.last_node), begin)
+        state.begin_extend(on_path, begin, self.cache.path_provenance(req.last_node))
+        spliced = range(0)
+        if splice is not None and self.cache.options_of(req).shifted:
+            low, high = sorted(min(begin + at, end) for at in splice)
+            if low < high:
+                spliced = range(low, high)
+                state.splice(low, high, Provenance(exact=False, copied=True, generations=1))
+        self.decode(req, end - begin, spliced)
+
+    def decode(self, req: Any, length: int, spliced: range = range(0)) -> None:
+        """Compute the next tokens: exact where everything before them is, else approximate."""
+        begin, end = req.computed, min(req.computed + length, len(req.tokens))
+        row = self.pool.req_to_token[req.kv.req_pool_idx]
+        for position in range(begin, end):
+            exact = position not in spliced and all(
+                self.holds[int(row[i])] == ("exact", tuple(req.tokens[: i + 1]))
+                for i in range(position)
+            )
+            label = ("exact", tuple(req.tokens[: position + 1])) if exact else APPROXIMATE
+            self.holds[int(row[position])] = label
+        req.computed = end
 
     def checkpoint(self, req: Any, up_to: int) -> None:
         # Chunks only go forward.
-        req.inserted = max(req.inserted, min(up_to, len(req.tokens)))
+        req.inserted = max(req.inserted, min(up_to, req.computed))
         self.cache.checkpoint(req, up_to=req.inserted)
 
     def end(self, req: Any, insert: bool) -> None:
         if insert:
-            self.checkpoint(req, len(req.tokens))
+            self.checkpoint(req, req.computed)
         row = self.pool.req_to_token[req.kv.req_pool_idx]
         begin = req.kv.cache_protected_len
         if begin < len(req.tokens):
@@ -129,44 +154,52 @@ class Simulation:
     def check(self) -> None:
         self.cache.check_invariants()
         used: list[int] = list(self.allocator.free_pages)
-        stack: list[tuple[Any, tuple[int, ...], bool]] = [(self.cache.root_node, (), True)]
+        stack: list[tuple[Any, tuple[int, ...]]] = [(self.cache.root_node, ())]
         while stack:
-            node, path, above = stack.pop()
+            node, path = stack.pop()
             for child in node.children.values():
                 tokens = (*path, *child.key.token_ids[: len(child.key)])
-                exact = above and child.segment.provenance.exact
-                if exact:
+                if child.segment.provenance.exact:
                     for i, slot in enumerate(child.value.tolist()):
                         wanted = ("exact", tokens[: len(path) + i + 1])
                         assert self.holds[slot] == wanted, "an exact node holds something else"
                 used += [int(s) // self.page_size for s in child.value[:: self.page_size]]
-                stack.append((child, tokens, exact))
+                stack.append((child, tokens))
         for req in self.running:
             row = self.pool.req_to_token[req.kv.req_pool_idx].tolist()
             private = row[req.kv.cache_protected_len : len(req.tokens) : self.page_size]
             used += [slot // self.page_size for slot in private]
             if not self.cache.options_of(req).shifted:
-                for position in range(len(req.tokens)):
+                for position in range(req.computed):
                     wanted = ("exact", tuple(req.tokens[: position + 1]))
                     assert self.holds[row[position]] == wanted, "an exact request reads other KV"
         assert sorted(used) == list(range(1, self.pages + 1)), "a page was lost or is used twice"
 
 
-tokens = st.lists(st.integers(0, 1), min_size=2, max_size=LONGEST)
+# Few prompts that share much, so that requests meet on the same nodes.
+BASES = [
+    [i % 2 for i in range(40)],
+    [0, 1, 0, 0, *[1] * 30],
+    [0] * 12 + [i % 3 % 2 for i in range(28)],
+]
+tokens = st.builds(
+    lambda base, length, tail: base[:length] + tail,
+    st.sampled_from(BASES), st.integers(2, 40), st.lists(st.integers(0, 1), max_size=5),
+)  # fmt: skip
+splices = st.one_of(st.none(), st.tuples(st.integers(0, 30), st.integers(0, 30)))
 operation = st.one_of(
-    st.tuples(
-        st.just("start"), tokens, st.booleans(),
-        st.one_of(st.none(), st.tuples(st.integers(0, 40), st.integers(0, 40))),
-    ),
+    st.tuples(st.just("start"), tokens, st.booleans(), splices, st.integers(1, LONGEST)),
+    st.tuples(st.just("compute"), st.integers(0, 7), st.integers(1, LONGEST), splices),
+    st.tuples(st.just("decode"), st.integers(0, 7), st.integers(1, 9)),
     st.tuples(st.just("checkpoint"), st.integers(0, 7), st.integers(1, LONGEST)),
     st.tuples(st.just("end"), st.integers(0, 7), st.booleans()),
     st.tuples(st.just("evict"), st.integers(1, 20)),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    st.sampled_from([1, 4]), st.sampled_from([20, 60]), st.lists(operation, min_size=2, max_size=30)
+    st.sampled_from([1, 4]), st.sampled_from([20, 80]), st.lists(operation, min_size=2, max_size=40)
 )
 def test_exact_requests_only_ever_read_exact_kv(
     page_size: int, pages: int, operations: list[tuple[Any, ...]]
@@ -179,7 +212,7 @@ def test_exact_requests_only_ever_read_exact_kv(
             simulation.cache.evict(EvictParams(num_tokens=arguments[0]))
         elif simulation.running:
             req = simulation.running[arguments[0] % len(simulation.running)]
-            getattr(simulation, name)(req, arguments[1])
+            getattr(simulation, name)(req, *arguments[1:])
         simulation.check()
     while simulation.running:
         simulation.end(simulation.running[0], insert=True)
@@ -289,3 +322,19 @@ def test_copies_whose_original_is_gone_wait_their_turn(simulation: Simulation) -
     simulation.end(simulation.running[0], insert=True)
     cache.evict(EvictParams(num_tokens=1))
     assert [s.provenance.copied for s in cache.content.segments()] == [True]
+
+
+def test_what_is_computed_after_a_row_was_pointed_at_approximate_nodes_is_not_exact(
+    simulation: Simulation,
+) -> None:
+    simulation.start(PROMPT, True, (2, 6))
+    simulation.start([*PROMPT, 1, 0, 1, 1], True, None, compute=len(PROMPT))
+    first, second = simulation.running
+    simulation.checkpoint(first, len(PROMPT))
+    assert state_of(second).exact_until is None
+    # The first one's nodes are in use, so the second takes them for its own row.
+    simulation.checkpoint(second, len(PROMPT))
+    simulation.decode(second, 4)
+    simulation.end(second, insert=True)
+    simulation.check()
+    assert provenance(simulation)[-1] == (12, 16, False, False)
