@@ -181,7 +181,7 @@ def _engine_options(arguments: argparse.Namespace, folder: Path) -> dict[str, An
         "radix_cache_backend": "radix_rope",
         # Attention repair makes a row of nearly every token it picks.
         "max_running_requests": 512,
-        "max_total_tokens": 32_000,
+        "max_total_tokens": 20_000,
         # Longer than any prompt here: a reference is one prefill, not several.
         "chunked_prefill_size": 4096,
         "disable_cuda_graph": True,
