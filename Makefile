@@ -14,6 +14,8 @@ DEMO_ARGS ?=
 SOAK_ARGS ?=
 BENCH_PRESET ?= short
 BENCH_ARGS ?=
+HIT_RATE_ARGS ?=
+ROUTER_ARGS ?=
 PYTEST_ARGS ?=
 RUFF_RULES := --isolated --line-length 100
 LINT_RULES := $(RUFF_RULES) --ignore RUF001,RUF002,RUF003,D107 --select E,F,I,UP,B,SIM,RUF
@@ -21,7 +23,7 @@ CODE := radix_rope bench tests
 
 export RADIX_ROPE_CACHE
 
-.PHONY: help setup model demo serve bench bench-serving test patched-env unpatch test-patched soak lint format lock gpu-test gpu-bench clean
+.PHONY: help setup model demo serve bench bench-serving bench-hit-rate bench-router test patched-env unpatch test-patched soak lint format lock gpu-test gpu-bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -63,10 +65,13 @@ serve: model ## Serve the small model with radix_rope on PORT (default 30000)
 	  --served-model-name $(MODEL) --host 127.0.0.1 --port $(PORT) --dtype float32 \
 	  --max-total-tokens 20000 --sleep-on-idle --enable-cache-report --radix-cache-impl radix_rope $(SERVE_ARGS)
 
-bench: bench-serving ## All benchmarks, short (under 10 minutes on 2 cores); results in bench/results
+bench: bench-serving bench-hit-rate bench-router ## All benchmarks, short (under 10 minutes on 2 cores); results in bench/results
 
 bench-serving: model ## Serving benchmark: BENCH_PRESET=short (default), claims, tiny or gpu
 	'$(BIN)/python' -m bench.serving --preset $(BENCH_PRESET) $(BENCH_ARGS)
+
+bench-hit-rate: model ## Hit rates of sessions, stock against radix_rope: bench/results/hit_rate.*
+	'$(BIN)/python' -m bench.hit_rate $(HIT_RATE_ARGS)
 
 test: model ## Run the tests that CI runs (under 20 minutes on 2 cores)
 	'$(BIN)/python' -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)

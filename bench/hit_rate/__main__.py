@@ -1,0 +1,124 @@
+"""`python -m bench.hit_rate`: the append-only law and its collapses, stock SGLang and radix_rope.
+
+Owns the order of the runs and the files that are written. Everything is a count of tokens, so it
+does not matter what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from tqdm import tqdm
+
+from bench.demo.setting import describe_machine
+from bench.hit_rate.law import Prices
+from bench.hit_rate.measure import measure_cases, measure_law
+from bench.hit_rate.report import Results, Side, as_json, as_markdown, draw, largest_deviation
+from bench.hit_rate.workloads import Shape, cases
+from bench.pages import write_generated
+from bench.servers import OUR_CACHE, STOCK_CACHE, ServerError, worker
+from radix_rope.models.catalog import DEFAULT_MODEL
+from radix_rope.models.errors import FetchError
+from radix_rope.models.fetch import fetch_model
+
+LAWS = [(10, 64, 1), (20, 64, 1), (40, 64, 1), (10, 64, 16)]
+"""Turns, increment and answer of the append-only sessions; the last shows what answers add."""
+
+SEED = 7
+POOL_TOKENS = 20_000
+ALLOWED = 0.01
+"""Largest deviation from the law, as a share of the prompt tokens."""
+
+_NAME = "hit_rate"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write; the exit code is 1 when a server broke or the law did."""
+    options = _parse(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    try:
+        model = fetch_model(DEFAULT_MODEL, None, "float32")
+        stock = _side(model, STOCK_CACHE, options)
+        ours = _side(model, OUR_CACHE, options)
+    except (ServerError, FetchError) as error:
+        print(f"hit_rate: {error}", file=sys.stderr)
+        return 1
+    layers = f"{options.layers} layers, random weights" if options.layers else "whole"
+    setting: dict[str, object] = {
+        "model": f"{DEFAULT_MODEL} float32 ({layers})",
+        "radix_rope": "default options",
+        "seed": SEED,
+        **describe_machine(),
+    }
+    results = Results(stock, ours, options.prices, setting)
+    chart = options.output / f"{_NAME}.png"
+    text = as_markdown(results, chart.name)
+    (options.output / f"{_NAME}.json").write_text(as_json(results) + "\n", encoding="utf-8")
+    (options.output / f"{_NAME}.md").write_text(text + "\n", encoding="utf-8")
+    draw(results, chart)
+    if options.write_docs:
+        shutil.copyfile(chart, options.write_docs.with_name(chart.name))
+        write_generated(options.write_docs, "bench.hit_rate", text)
+    print(text)
+    deviation = largest_deviation(results)
+    print(f"\nlargest deviation from the law: {100 * deviation:.2f} percentage points")
+    return int(deviation > ALLOWED)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.hit_rate", description=main.__doc__)
+    parser.add_argument(
+        "--output", type=Path, default=Path("bench/results"), help="folder (%(default)s)"
+    )
+    parser.add_argument(
+        "--layers",
+        type=int,
+        metavar="N",
+        help="only N layers with random weights: the same counts, much sooner",
+    )
+    parser.add_argument(
+        "--write-docs", type=Path, metavar="PAGE", help="also write tables and chart into this page"
+    )
+    for price in fields(Prices):
+        parser.add_argument(
+            f"--price-{price.name}",
+            type=float,
+            default=price.default,
+            help="an example: %(default)s",
+        )
+    options = parser.parse_args(arguments)
+    options.prices = Prices(
+        **{price.name: getattr(options, f"price_{price.name}") for price in fields(Prices)}
+    )
+    return options
+
+
+def _side(model: Path, cache: str, options: argparse.Namespace) -> Side:
+    title = "radix_rope" if cache == OUR_CACHE else "stock"
+    log = options.output / f"{_NAME}_{title}.log"
+    log.unlink(missing_ok=True)
+    made = cases(SEED + 1000, Shape())
+    started = worker(model, title, cache, log, max_total_tokens=POOL_TOKENS, layers=options.layers)
+    with (
+        started as server,
+        tqdm(total=1 + len(LAWS) + len(made), desc=title, mininterval=0) as bar,
+    ):
+        server.wait_until_ready()
+        bar.update()
+
+        def progress(what: str) -> None:
+            bar.set_postfix_str(what, refresh=False)
+            bar.update()
+
+        return Side(
+            measure_law(server, LAWS, SEED, progress), measure_cases(server, made, progress)
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
