@@ -26,7 +26,7 @@ export RADIX_ROPE_CACHE
 .PHONY: help setup model demo serve bench bench-serving bench-hit-rate bench-router test patched-env unpatch test-patched soak lint format lock gpu-test gpu-bench clean
 
 help: ## Show this help
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 setup: ## Create or reuse the environment ($(VENV)) and link this checkout into it
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

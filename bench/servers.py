@@ -97,11 +97,15 @@ class Server:
                 return
             except OSError:
                 time.sleep(0.2)
-        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:]
+        lines = self.log().splitlines()[-_LOG_LINES_SHOWN:]
         raise ServerError(
             f"{' '.join(self._command[1:4])} ... (exit code {self._process.poll()}) did not become "
             "ready; the end of its log:\n" + "\n".join(lines)
         )
+
+    def log(self) -> str:
+        """Everything it printed so far."""
+        return self._log.read_text(errors="replace")
 
     def get(self, path: str) -> str:
         """The body of a GET."""
@@ -251,6 +255,11 @@ def healthy_workers(started: Server) -> set[str]:
     """The addresses of the workers that a router takes for healthy."""
     listed = json.loads(started.get("/workers"))["workers"]
     return {one["url"] for one in listed if one["is_healthy"]}
+
+
+def exit_on_termination() -> None:
+    """Let SIGTERM end this process as Ctrl-C does, so that the servers it started end too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def _free_port() -> int:

@@ -21,7 +21,7 @@ from bench.hit_rate.measure import measure_cases, measure_law
 from bench.hit_rate.report import Results, Side, as_json, as_markdown, draw, largest_deviation
 from bench.hit_rate.workloads import Shape, cases
 from bench.pages import write_generated
-from bench.servers import OUR_CACHE, STOCK_CACHE, ServerError, worker
+from bench.servers import OUR_CACHE, STOCK_CACHE, ServerError, exit_on_termination, worker
 from radix_rope.models.catalog import DEFAULT_MODEL
 from radix_rope.models.errors import FetchError
 from radix_rope.models.fetch import fetch_model
@@ -40,6 +40,7 @@ _NAME = "hit_rate"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write; the exit code is 1 when a server broke or the law did."""
     options = _parse(arguments)
+    exit_on_termination()
     options.output.mkdir(parents=True, exist_ok=True)
     try:
         model = fetch_model(DEFAULT_MODEL, None, "float32")

@@ -1,0 +1,1 @@
+"""SGLang's router in front of two workers: what each policy leaves for the cache to find."""

@@ -1,0 +1,137 @@
+"""`python -m bench.router`: SGLang's router in front of two workers, policy by policy.
+
+Owns the order of the runs and the files that are written. Everything is a count of tokens, so it
+does not matter what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from bench.demo.setting import describe_machine
+from bench.hit_rate.workloads import fresh_tokens
+from bench.pages import write_generated
+from bench.router.measure import POLICIES, Cell, measure
+from bench.router.report import Results, as_json, as_markdown, draw
+from bench.router.workloads import Size, workloads
+from bench.servers import OUR_CACHE, Server, ServerError, exit_on_termination, worker
+from radix_rope.models.catalog import DEFAULT_MODEL
+from radix_rope.models.errors import FetchError
+from radix_rope.models.fetch import fetch_model
+from radix_rope.routing import WINDOW_TOKENS, routing_key
+
+SEED = 11
+POOL_TOKENS = 30_000
+SHARES = (0.25, 0.5, 0.75, 0.9, 0.97)
+PAIRS = 1000
+PAIR_TOKENS = 1000
+
+_NAME = "router"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write; the exit code is 1 when a server broke."""
+    options = _parse(arguments)
+    exit_on_termination()
+    options.output.mkdir(parents=True, exist_ok=True)
+    try:
+        cells = _cells(options)
+    except (ServerError, FetchError) as error:
+        print(f"router: {error}", file=sys.stderr)
+        return 1
+    layers = f"{options.layers} layers, random weights" if options.layers else "whole"
+    setting: dict[str, object] = {
+        "model": f"{DEFAULT_MODEL} float32 ({layers})",
+        "workers": "2, radix_rope with default options",
+        "sglang-router": version("sglang-router"),
+        "runs": options.repetitions,
+        "seed": SEED,
+        **describe_machine(),
+    }
+    results = Results(cells, [(share, *_agreement(share)) for share in SHARES], setting)
+    chart = options.output / f"{_NAME}.png"
+    text = as_markdown(results, chart.name)
+    (options.output / f"{_NAME}.json").write_text(as_json(results) + "\n", encoding="utf-8")
+    (options.output / f"{_NAME}.md").write_text(text + "\n", encoding="utf-8")
+    draw(results, chart)
+    if options.write_docs:
+        shutil.copyfile(chart, options.write_docs.with_name(chart.name))
+        write_generated(options.write_docs, "bench.router", text)
+    print(text)
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.router", description=main.__doc__)
+    parser.add_argument(
+        "--output", type=Path, default=Path("bench/results"), help="folder (%(default)s)"
+    )
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="only N layers with random weights; 0 takes the whole model, to the same counts "
+        "(%(default)s)",
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=3, help="workloads from other seeds (%(default)s)"
+    )
+    parser.add_argument(
+        "--write-docs", type=Path, metavar="PAGE", help="also write table and chart into this page"
+    )
+    return parser.parse_args(arguments)
+
+
+def _cells(options: argparse.Namespace) -> list[Cell]:
+    model = fetch_model(DEFAULT_MODEL, None, "float32")
+    seeds, size = [SEED + number for number in range(options.repetitions)], Size()
+    steps = 1 + len(POLICIES) * len(seeds) * len(workloads(SEED, size))
+    with ExitStack() as stack, tqdm(total=steps, desc="router", mininterval=0) as bar:
+
+        def start(name: str) -> Server:
+            log = options.output / f"{_NAME}_{name}.log"
+            log.unlink(missing_ok=True)
+            layers = options.layers or None
+            return stack.enter_context(
+                worker(model, name, OUR_CACHE, log, max_total_tokens=POOL_TOKENS, layers=layers)
+            )
+
+        def progress(what: str) -> None:
+            bar.set_postfix_str(what, refresh=False)
+            bar.update()
+
+        workers = [start("worker-0"), start("worker-1")]
+        for one in workers:
+            one.wait_until_ready()
+        progress("workers started")
+        log = options.output / f"{_NAME}.log"
+        log.unlink(missing_ok=True)
+        return measure(workers, seeds, size, POLICIES, log, progress)
+
+
+def _agreement(share: float) -> tuple[float, float]:
+    """How often prompts with this share in common should agree, and do."""
+    fresh, generator = fresh_tokens(SEED), np.random.default_rng(SEED)
+    shared, same = int(share * PAIR_TOKENS), 0
+    for _ in range(PAIRS):
+        block, keys = fresh(shared), set()
+        for _ in range(2):
+            head = int(generator.integers(0, PAIR_TOKENS - shared + 1))
+            keys.add(routing_key(fresh(head) + block + fresh(PAIR_TOKENS - shared - head)))
+        same += len(keys) == 1
+    common, windows = shared - WINDOW_TOKENS + 1, PAIR_TOKENS - WINDOW_TOKENS + 1
+    return common / (2 * windows - common), same / PAIRS
+
+
+if __name__ == "__main__":
+    sys.exit(main())
