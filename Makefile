@@ -73,6 +73,9 @@ bench-serving: model ## Serving benchmark: BENCH_PRESET=short (default), claims,
 bench-hit-rate: model ## Hit rates of sessions, stock against radix_rope: bench/results/hit_rate.*
 	'$(BIN)/python' -m bench.hit_rate $(HIT_RATE_ARGS)
 
+bench-router: model ## SGLang's router before two workers, policy by policy: bench/results/router.*
+	'$(BIN)/python' -m bench.router $(ROUTER_ARGS)
+
 test: model ## Run the tests that CI runs (under 20 minutes on 2 cores)
 	'$(BIN)/python' -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)
 
