@@ -79,8 +79,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--layers",
         type=int,
+        default=2,
         metavar="N",
-        help="only N layers with random weights: the same counts, much sooner",
+        help="only N layers with random weights; 0 takes the whole model, to the same counts "
+        "(%(default)s)",
     )
     parser.add_argument(
         "--write-docs", type=Path, metavar="PAGE", help="also write tables and chart into this page"
