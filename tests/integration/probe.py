@@ -115,6 +115,18 @@ def refused_donors(scheduler: Any) -> dict[str, int]:
     return dict(scheduler.tree_cache.content.stats.refused)
 
 
+def forget(scheduler: Any, tokens: list[int]) -> None:
+    """Evict the leaves of one path, from its end upward."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+
+    cache = scheduler.tree_cache
+    node = cache.match_prefix(MatchPrefixParams(key=RadixKey(_array(tokens)))).last_device_node
+    while node is not cache.root_node and not node.children and node.lock_ref == 0:
+        cache.token_to_kv_pool_allocator.free_segment(node.value, start_pos=0)
+        cache._delete_leaf(node)
+        node = node.parent
+
+
 def plan_of(scheduler: Any, tokens: list[int], begin: int = 0) -> Any:
     """(begin, end, delta) of the runs a request would reuse now."""
     from radix_rope.content.planner import make_plan

@@ -86,6 +86,30 @@ def test_a_request_sets_its_own_plan_options(ours: EngineUnderTest, documents: D
     assert reused(5, mode="shifted") == 284
 
 
+def test_generations_are_counted_on_the_nodes_and_bounded(
+    ours: EngineUnderTest, documents: Documents
+) -> None:
+    limit = 3
+    ours.probe("set_plan_options", max_generations=limit - 1)
+    try:
+        ours.one(documents[0])
+        previous = documents[0]
+        reused = []
+        for generation in range(1, limit + 1):
+            prompt = documents[generation][:20] + documents[0] + documents[generation][20:40]
+            reused.append(shifted(ours.one(prompt)) > 0)
+            nodes = [p for _, _, p in ours.probe("cached_kv", tokens=prompt)["nodes"]]
+            expected = {generation} if generation < limit else set()
+            assert {p.generations for p in nodes if not p.exact} == expected
+            # Only the copy is left to copy from.
+            ours.probe("forget", tokens=previous)
+            previous = prompt
+        assert reused == [True] * (limit - 1) + [False]
+    finally:
+        ours.probe("set_plan_options", max_generations=8)
+    ours.assert_nothing_lost()
+
+
 def test_both_modes_in_one_batch(ours: EngineUnderTest, documents: Documents) -> None:
     ours.one(documents[0])
     prompts = [documents[6 + i][:20] + documents[0] for i in range(4)]
