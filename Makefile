@@ -23,7 +23,7 @@ CODE := radix_rope bench tests
 
 export RADIX_ROPE_CACHE
 
-.PHONY: help setup model demo serve bench bench-serving bench-hit-rate bench-router test patched-env unpatch test-patched soak lint format lock gpu-test gpu-bench clean
+.PHONY: help setup model demo serve bench bench-serving bench-hit-rate bench-router test test-long patched-env unpatch test-patched soak lint format lock gpu-test gpu-bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -76,8 +76,11 @@ bench-hit-rate: model ## Hit rates of sessions, stock against radix_rope: bench/
 bench-router: model ## SGLang's router before two workers, policy by policy: bench/results/router.*
 	'$(BIN)/python' -m bench.router $(ROUTER_ARGS)
 
-test: model ## Run the tests that CI runs (under 20 minutes on 2 cores)
-	'$(BIN)/python' -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)
+test: model ## Run the tests (under 20 minutes on 2 cores)
+	'$(BIN)/python' -m pytest -m 'not slow and not gpu and not long' $(PYTEST_ARGS)
+
+test-long: model ## The tests that need minutes each: soak, families of models, router, exactness
+	'$(BIN)/python' -m pytest -m 'long and not slow' $(PYTEST_ARGS)
 
 soak: model ## Mixed load on a small engine, every answer checked: SOAK_ARGS="--minutes 15"
 	'$(BIN)/python' -m tests.soak $(SOAK_ARGS)
@@ -89,7 +92,7 @@ unpatch: setup ## Remove what patched-env built
 	@'$(BIN)/python' -m radix_rope.patching remove
 
 test-patched: model patched-env ## Run the integration tests on the patched SGLang
-	RADIX_ROPE_PATCHED=1 '$(BIN)/python' -m pytest -m 'not slow and not gpu' tests/integration $(PYTEST_ARGS)
+	RADIX_ROPE_PATCHED=1 '$(BIN)/python' -m pytest -m 'not slow and not gpu and not long' tests/integration $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	'$(BIN)/ruff' format --check $(RUFF_RULES) $(CODE)

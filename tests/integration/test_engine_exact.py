@@ -17,7 +17,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from tests.integration.engines import EngineUnderTest, shifted
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 
 @dataclass(frozen=True)

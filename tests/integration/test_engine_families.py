@@ -32,7 +32,7 @@ from radix_rope.rotary.reference import rotate
 from tests.integration.engines import EngineUnderTest, exact, shifted
 from tests.integration.tiny_checkpoints import write_checkpoint
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 UNIT = 2.0**-24
 NEAR, FAR, TEXT = 20, 407, 300

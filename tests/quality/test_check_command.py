@@ -26,6 +26,7 @@ def check(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_one_scenario_from_engine_to_verdict(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

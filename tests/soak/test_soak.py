@@ -9,7 +9,7 @@ from tests.integration.engines import EngineUnderTest
 from tests.soak.prompts import known_answers, pool_of
 from tests.soak.run import soak, start_engine
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 
 @pytest.fixture
