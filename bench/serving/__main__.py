@@ -188,11 +188,17 @@ def _servers(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def _common_options(options: argparse.Namespace, cache_tokens: int) -> list[str]:
-    common = ["--enable-cache-report", "--random-seed", "1"]
+    # A pool of this size and no larger: the servers share one machine's memory.
+    common = [
+        "--enable-cache-report",
+        "--random-seed",
+        "1",
+        "--max-total-tokens",
+        str(cache_tokens),
+    ]
     if not accelerator.is_available():
-        common += ["--dtype", "float32", "--disable-cuda-graph"]
         # Every prompt in one chunk, also the last turn of a session.
-        common += ["--max-total-tokens", str(cache_tokens), "--chunked-prefill-size", "8192"]
+        common += ["--dtype", "float32", "--disable-cuda-graph", "--chunked-prefill-size", "8192"]
     return [*common, *shlex.split(options.server_args)]
 
 
@@ -209,9 +215,9 @@ def _start(
     for name, own in servers.items():
         server = Server(name, model, [*common, *own], logs / f"{name}.log")
         stack.callback(server.stop)
-        running.append(server)
-    for server in running:
+        # One after the other: SGLang measures the memory that is free before and after it loads.
         server.wait_until_ready()
+        running.append(server)
     return [Client(s.name, s.base_url, "sglang", "default", tokenizer) for s in running]
 
 

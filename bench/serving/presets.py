@@ -105,8 +105,8 @@ PRESETS: dict[str, Preset] = {
     "gpu": Preset(
         cells=_cells(WORKLOADS, Size(8192, 95, pieces=8), Size(32768, 95, pieces=16))
         + _cells(CLAIMED, Size(32768, 99)),
-        requests=16,
-        extra_requests=16,
+        requests=8,
+        extra_requests=8,
         controls=2,
         loads=tuple(
             LoadPlan(key, Size(8192, 95, pieces=8), (1.0, 4.0, 16.0, 64.0, INFINITE))
