@@ -199,6 +199,8 @@ def _common_options(options: argparse.Namespace, cache_tokens: int) -> list[str]
     if not accelerator.is_available():
         # Every prompt in one chunk, also the last turn of a session.
         common += ["--dtype", "float32", "--disable-cuda-graph", "--chunked-prefill-size", "8192"]
+        # The pool is limited above; a small fraction fails where others use the memory too.
+        common += ["--mem-fraction-static", "0.9"]
     return [*common, *shlex.split(options.server_args)]
 
 
