@@ -13,7 +13,6 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from bench.serving.presets import PRESETS, Preset
 from bench.serving.records import BASELINE, EXACT_ONLY, OURS, Cell, Load
 from bench.serving.report import as_json, as_markdown, setting_text, write_docs
 from bench.serving.results import checks
-from bench.serving.servers import Server, ServerError
+from bench.serving.servers import Server, ServerError, stopped_at_exit
 from bench.serving.workloads import WORKLOADS
 from bench.serving.writer import Vocabulary
 from radix_rope.config import RadixRopeConfig, parse_config
@@ -132,8 +131,8 @@ def _run(options: argparse.Namespace) -> tuple[list[Cell], list[Load], dict[str,
         bar.set_postfix_str("starting servers")
         common = _common_options(options, measurement.cache_tokens + _SPARE_TOKENS)
         load_before = os.getloadavg()[0]
-        with ExitStack() as stack:
-            clients = _start(stack, started, model, common, options.logs, tokenizer)
+        with stopped_at_exit() as running:
+            clients = _start(running, started, model, common, options.logs, tokenizer)
             clients += _running(options.url, tokenizer)
             measurement.warm_up(clients)
             cells = measurement.one_by_one(clients)
@@ -205,7 +204,7 @@ def _common_options(options: argparse.Namespace, cache_tokens: int) -> list[str]
 
 
 def _start(
-    stack: ExitStack,
+    running: list[Server],
     servers: dict[str, list[str]],
     model: str,
     common: list[str],
@@ -213,13 +212,11 @@ def _start(
     tokenizer: Any,
 ) -> list[Client]:
     logs.mkdir(parents=True, exist_ok=True)
-    running = []
     for name, own in servers.items():
         server = Server(name, model, [*common, *own], logs / f"{name}.log")
-        stack.callback(server.stop)
+        running.append(server)
         # One after the other: SGLang measures the memory that is free before and after it loads.
         server.wait_until_ready()
-        running.append(server)
     return [Client(s.name, s.base_url, "sglang", "default", tokenizer) for s in running]
 
 

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import requests
@@ -23,6 +24,26 @@ _LOG_LINES_SHOWN = 30
 
 class ServerError(RuntimeError):
     """A server did not start; the message holds the end of its log."""
+
+
+@contextmanager
+def stopped_at_exit() -> Iterator[list[Server]]:
+    """A list of servers that are stopped when the context ends, also by SIGTERM."""
+
+    def leave(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    servers: list[Server] = []
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield servers
+    finally:
+        # All are told before any is waited for: who sends SIGTERM may not wait long.
+        for server in servers:
+            server.terminate()
+        for server in servers:
+            server.stop()
+        signal.signal(signal.SIGTERM, before)
 
 
 class Server:
@@ -81,15 +102,19 @@ class Server:
             time.sleep(0.5)
         raise ServerError(f"{self.name} did not start in {_START_SECONDS} s. {self._log_end()}")
 
-    def stop(self) -> None:
-        """End the process and those it started."""
+    def terminate(self) -> None:
+        """Ask the process to end itself and those it started; returns at once."""
         if self._process.poll() is None:
             self._process.terminate()
-            try:
-                self._process.wait(timeout=_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+
+    def stop(self) -> None:
+        """End the process and those it started."""
+        self.terminate()
+        try:
+            self._process.wait(timeout=_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _log_end(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:]

@@ -1,0 +1,50 @@
+"""Servers never outlive the benchmark; stand-in processes, no SGLang."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.serving.servers import Server, ServerError, stopped_at_exit
+
+
+@pytest.fixture
+def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every server is a process that only sleeps."""
+    start = subprocess.Popen
+
+    def instead(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        assert "--sleep-on-idle" in command
+        process: subprocess.Popen[bytes] = start(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            **options,  # type: ignore[call-overload]
+        )
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", instead)
+
+
+@pytest.mark.usefixtures("sleeping")
+def test_all_stop_when_the_benchmark_is_asked_to_end(tmp_path: Path) -> None:
+    pids = []
+    with pytest.raises(SystemExit) as ended, stopped_at_exit() as servers:
+        for name in ("one", "two"):
+            servers.append(Server(name, "model", [], tmp_path / name))
+            pids.append(servers[-1]._process.pid)
+        assert all(psutil.pid_exists(pid) for pid in pids)
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_server_that_ends_while_it_starts_shows_its_log(tmp_path: Path) -> None:
+    with stopped_at_exit() as servers:
+        servers.append(Server("mine", "no-such-model", ["--no-such-option"], tmp_path / "log"))
+        with pytest.raises(ServerError, match=r"(?s)mine ended with exit code .*no-such-option"):
+            servers[0].wait_until_ready()
