@@ -176,7 +176,7 @@ def test_a_row_pointed_at_approximate_nodes_goes_on_approximate(cache: Cache) ->
     )  # fmt: skip
     plan_batch(cache, batch(cache, request("", [5], cache)), max_rows=8)
     # In use by the spliced one, or its nodes would take this one's exact KV.
-    cache.lock(node)
+    user = cache.lock(node)
     cache.checkpoint(req, up_to=len(prompt))
     assert rows[0, 0].item() == 1000
     # What it generates from here on looked at the other request's KV.
@@ -185,4 +185,5 @@ def test_a_row_pointed_at_approximate_nodes_goes_on_approximate(cache: Cache) ->
     assert req.last_node.segment.tokens.tolist() == [8, 9]
     assert not req.last_node.segment.provenance.exact
     cache.unlock(req.lock)
+    cache.unlock(user)
     assert locked(cache) == 0
