@@ -59,7 +59,10 @@ class Answer:
 
 
 class Server:
-    """One process that serves HTTP on 127.0.0.1; a context manager that ends it."""
+    """One process that serves HTTP on 127.0.0.1; a context manager that ends it.
+
+    Leaving the context asks the process to end; an exception in it ends it at once.
+    """
 
     def __init__(
         self, command: Sequence[str], port: int, log: Path, environment: Mapping[str, str] = {}
@@ -188,8 +191,12 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Whoever interrupts a benchmark should not have to wait for it.
+        if kind is None:
+            self.stop()
+        else:
+            self.kill()
 
 
 def worker(

@@ -1,0 +1,211 @@
+"""SGLang's router in front of two workers: who gets a request, and what is reused there.
+
+Two layers of the demo model with random weights: who is asked and what is reused does not depend
+on weights. Nothing here depends on time either, but for waiting until something has happened.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.servers import OUR_CACHE, Answer, Server, healthy_workers, router, worker
+from radix_rope.routing import HEADER, RoutingMemory, choose_worker, routing_key
+
+pytestmark = pytest.mark.engine
+
+HEAD, LENGTH, RECOMPUTED = 20, 300, 16
+# A worker that does not answer leaves at once, and comes back when it does.
+WATCHFUL = (
+    *("--health-check-interval-secs", "1", "--health-failure-threshold", "2"),
+    *("--health-success-threshold", "1", "--cb-failure-threshold", "2"),
+    *("--cb-success-threshold", "1", "--cb-timeout-duration-secs", "1"),
+)
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def workers(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    logs = tmp_path_factory.mktemp("workers")
+    started: list[Server] = []
+    try:
+        for name in ("worker-0", "worker-1"):
+            log = logs / name
+            started.append(
+                worker(model_folder, name, OUR_CACHE, log, max_total_tokens=8000, layers=2)
+            )
+        for one in started:
+            one.wait_until_ready()
+        yield started
+    finally:
+        for one in started:
+            one.stop()
+
+
+@pytest.fixture
+def empty(workers: list[Server]) -> list[Server]:
+    for one in workers:
+        one.flush()
+    return workers
+
+
+@pytest.fixture
+def start(empty: list[Server], tmp_path: Path) -> Callable[..., object]:
+    @contextmanager
+    def started(policy: str, *options: str) -> Iterator[Server]:
+        with router(empty, policy, tmp_path / "router", *options) as front:
+            yield front
+
+    return started
+
+
+def moved(documents: list[list[int]], document: int, head: int) -> list[int]:
+    """A document behind a head and before a tail that no other prompt has."""
+    alone = documents[19]
+    return alone[head * 10 : head * 10 + HEAD] + documents[document] + [head + 100]
+
+
+def together(front: Server, prompts: Sequence[list[int]], **args: object) -> list[Answer]:
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda prompt: front.generate(prompt, **args), prompts))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "random", "power_of_two"])
+def test_policies_blind_to_content_find_a_block_only_where_they_happen_to_look(
+    policy: str, start: Start, documents: list[list[int]]
+) -> None:
+    with start(policy) as front:
+        answers = [front.generate(moved(documents, 0, head)) for head in range(6)]
+    seen: set[str] = set()
+    for answer in answers:
+        # The second prompt on the same worker finds the document at another offset.
+        assert answer.exact_tokens == 0
+        assert answer.shifted_tokens == (LENGTH - RECOMPUTED if answer.worker in seen else 0)
+        seen.add(answer.worker)
+    if policy == "round_robin":
+        served = [answer.worker for answer in answers]
+        assert served[0] != served[1] and served == served[:2] * 3
+    assert seen <= {"worker-0", "worker-1"}
+
+
+def test_cache_aware_follows_prefixes_and_nothing_else(
+    start: Start, documents: list[list[int]]
+) -> None:
+    with start("cache_aware") as front:
+        # Under way together, so the second goes to the worker that has nothing to do.
+        first = together(front, [documents[0], documents[1]], max_new_tokens=64)
+        assert {answer.worker for answer in first} == {"worker-0", "worker-1"}
+        for number in (0, 1):
+            again = front.generate(documents[number] + documents[2 + number][:40])
+            assert again.worker == first[number].worker
+            assert (again.exact_tokens, again.shifted_tokens) == (LENGTH, 0)
+        # Both documents behind heads of their own: at rest all of it goes to one worker.
+        behind = [front.generate(moved(documents, number, 1 + number)) for number in (0, 1)]
+        assert len({answer.worker for answer in behind}) == 1
+        reused = {answer.shifted_tokens for answer in behind}
+        assert reused == {0, LENGTH - RECOMPUTED}
+
+
+def test_content_keys_bring_a_block_to_its_worker_wherever_it_stands(
+    start: Start, documents: list[list[int]]
+) -> None:
+    memory = RoutingMemory()
+    with start("manual") as front:
+        for turn in range(3):
+            for document in range(4):
+                prompt = moved(documents, document, 3 * document + turn)
+                answer = front.generate(prompt, headers={HEADER: memory.key(prompt)})
+                assert answer.exact_tokens == 0
+                assert answer.shifted_tokens == (LENGTH - RECOMPUTED if turn else 0)
+
+
+def test_equal_keys_meet_and_unequal_keys_spread(start: Start, documents: list[list[int]]) -> None:
+    prompts = [moved(documents, document, turn) for document in range(12) for turn in range(2)]
+    owner: dict[str, str] = {}
+    with start("manual", "--assignment-mode", "min_group") as front:
+        for prompt in prompts:
+            key = routing_key(prompt)
+            answer = front.generate(prompt, headers={HEADER: key})
+            # Only a worker that saw the key before has the document.
+            assert owner.setdefault(key, answer.worker) == answer.worker
+    assert max(Counter(owner.values()).values()) - min(Counter(owner.values()).values()) <= 1
+    assert len(set(owner.values())) == 2
+
+
+def test_without_a_router_a_client_chooses(empty: list[Server], documents: list[list[int]]) -> None:
+    memory, by_url = RoutingMemory(), {one.url: one for one in empty}
+    for turn in range(2):
+        for document in range(4):
+            prompt = moved(documents, document, 2 * document + turn)
+            chosen = by_url[choose_worker(memory.key(prompt), list(by_url))]
+            assert chosen.generate(prompt).shifted_tokens == turn * (LENGTH - RECOMPUTED)
+
+
+def test_what_the_router_passes_on(
+    start: Start, documents: list[list[int]], encode: Callable[[str], list[int]]
+) -> None:
+    """Facts that docs/routing.md states about version 0.3.2."""
+    text = "The canal was dug by hand in the year of the flood, and every spring it is cleaned. "
+    with start("round_robin") as front:
+        front.generate(documents[0], extra_key="tenant a")
+        front.generate(documents[0], extra_key="tenant a")
+        same = front.generate(documents[0], extra_key="tenant a")
+        other = front.generate(documents[0], extra_key="tenant b")
+        assert (same.exact_tokens, other.exact_tokens) == (LENGTH - 1, 0)
+        # Options in the body reach the worker with completions.
+        for salt in ("a", "a", "b", "b"):
+            body = {"model": "x", "prompt": text * 6, "max_tokens": 1, "cache_salt": salt}
+            usage = front.post("/v1/completions", body)["usage"]
+            details = usage["prompt_tokens_details"] or {"cached_tokens": 0}
+            assert details["cached_tokens"] == 0, "each salt is new to the worker it meets"
+
+
+def prefills(one: Server) -> int:
+    return one.log().count("Prefill batch")
+
+
+def test_a_worker_that_dies_and_comes_back_loses_no_request(
+    workers: list[Server], start: Start, documents: list[list[int]]
+) -> None:
+    def ask(front: Server, number: int, tokens: int = 1) -> str:
+        prompt = moved(documents, number % 10, number % 10)
+        return front.generate(prompt, tokens, headers={HEADER: str(number)}).worker
+
+    with start("round_robin", *WATCHFUL) as turns, start("manual", *WATCHFUL) as manual:
+        assert {ask(turns, number) for number in range(2)} == {"worker-0", "worker-1"}
+        keys = [number for number in range(12) if ask(manual, number) == "worker-1"]
+        requests = [(front, number) for front in (turns, manual) for number in (keys * 4)[:4]]
+        with ThreadPoolExecutor(len(requests)) as pool:
+            before = prefills(workers[1])
+            under_way = [pool.submit(ask, *request, 400) for request in requests]
+            _wait(lambda: prefills(workers[1]) > before)
+            workers[1].kill()
+            try:
+                # Also what the dead worker had begun is asked again, of the other one.
+                assert {future.result() for future in under_way} == {"worker-0"}
+                assert {ask(*request) for request in requests} == {"worker-0"}
+            finally:
+                workers[1].start()
+                workers[1].wait_until_ready()
+        for front in (turns, manual):
+            _wait(lambda front=front: len(healthy_workers(front)) == 2)  # type: ignore[misc]
+        # The router tries it again with requests, new keys among them.
+        for front in (turns, manual):
+            served = {ask(front, number) for number in range(100, 120)}
+            assert served == {"worker-0", "worker-1"}
+        # Its cache was empty, and serves as before.
+        first, second = (workers[1].generate(moved(documents, 15, head)) for head in (1, 2))
+        assert first.shifted_tokens == 0
+        assert second.shifted_tokens == LENGTH - RECOMPUTED
+
+
+def _wait(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
