@@ -84,7 +84,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "(%(default)s)",
     )
     parser.add_argument(
-        "--repetitions", type=int, default=3, help="workloads from other seeds (%(default)s)"
+        "--repetitions", type=int, default=2, help="workloads from other seeds (%(default)s)"
     )
     parser.add_argument(
         "--write-docs", type=Path, metavar="PAGE", help="also write table and chart into this page"
