@@ -16,7 +16,7 @@ import pytest
 from bench.servers import OUR_CACHE, Answer, Server, healthy_workers, router, worker
 from radix_rope.routing import HEADER, RoutingMemory, choose_worker, routing_key
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 HEAD, LENGTH, RECOMPUTED = 20, 300, 16
 # A worker that does not answer leaves at once, and comes back when it does.
