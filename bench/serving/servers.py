@@ -81,6 +81,11 @@ class Server:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int:
+        """Process id of the launcher, the parent of the scheduler."""
+        return self._process.pid
+
     def wait_until_ready(self) -> None:
         """Return when it answers.
 
