@@ -116,12 +116,17 @@ def refused_donors(scheduler: Any) -> dict[str, int]:
 
 
 def forget(scheduler: Any, tokens: list[int]) -> None:
-    """Evict the leaves of one path, from its end upward."""
+    """Evict one path: what hangs below its last node, then its own end upward."""
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
     cache = scheduler.tree_cache
     node = cache.match_prefix(MatchPrefixParams(key=RadixKey(_array(tokens)))).last_device_node
-    while node is not cache.root_node and not node.children and node.lock_ref == 0:
+    while node is not cache.root_node:
+        if node.children:
+            node = next(iter(node.children.values()))
+            continue
+        if node.lock_ref:
+            return
         cache.token_to_kv_pool_allocator.free_segment(node.value, start_pos=0)
         cache._delete_leaf(node)
         node = node.parent
