@@ -14,7 +14,7 @@ from radix_rope.config import RadixRopeConfig, config_from_env
 from radix_rope.integration import seams
 from radix_rope.integration.cache import RadixRopeCache
 from radix_rope.integration.gate import check_verdict
-from radix_rope.integration.support import refuse_unsupported
+from radix_rope.integration.support import UnsupportedFeature, refuse_unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def build_cache(ctx: Any) -> RadixRopeCache:
     if config.mode in ("shifted", "opt_in") and cache.content is not None:
         dtype = str(ctx.model_config.dtype).removeprefix("torch.")
         check_verdict(config, str(ctx.model_config.model_path), dtype)
-        _enable_reuse(cache, ctx, config)
+        _enable_reuse(cache, ctx, config, int(server.tp_size))
         cache.fallbacks.ranks = int(server.tp_size)
         cache.mixes = bool(server.enable_mixed_chunk)
         if cache.max_rows < _ENOUGH_ROWS:
@@ -74,9 +74,10 @@ def build_cache(ctx: Any) -> RadixRopeCache:
     return cache
 
 
-def _enable_reuse(cache: RadixRopeCache, ctx: Any, config: RadixRopeConfig) -> None:
+def _enable_reuse(cache: RadixRopeCache, ctx: Any, config: RadixRopeConfig, ranks: int) -> None:
     from radix_rope.integration.hooks import install
     from radix_rope.integration.metrics import make_metrics
+    from radix_rope.integration.repair import AttentionRule, no_second_pass
     from radix_rope.integration.rope_specs import pool_view, prove_rotation, read_rope_specs
     from radix_rope.rotary.corrector import make_corrector
 
@@ -94,6 +95,15 @@ def _enable_reuse(cache: RadixRopeCache, ctx: Any, config: RadixRopeConfig) -> N
     if pool.dtype.itemsize == 1:
         # Rounding to fp8 is not harmless (docs/rotary.md): move originals only.
         cache.plan_options = replace(cache.plan_options, max_roundings=1)
+    refusal = no_second_pass(ranks, view)
+    if refusal is None:
+        cache.repair_rule = AttentionRule(
+            runner.model, view.k, runner.req_to_token_pool.req_to_token
+        )
+    elif config.repair == "attention":
+        raise UnsupportedFeature(
+            f"radix_rope: repair 'attention' is not supported with {refusal}. Use 'head'."
+        )
     cache.corrector = corrector
     cache.metrics = make_metrics(view.bytes_per_token, view.device)
 

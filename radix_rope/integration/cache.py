@@ -34,6 +34,7 @@ from radix_rope.rotary.corrector import Corrector
 
 if TYPE_CHECKING:
     from radix_rope.integration.metrics import Metrics
+    from radix_rope.integration.repair import Rule
     from radix_rope.integration.reuse import BatchReuse
 
 
@@ -60,6 +61,8 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         # how many rows a forward may have.
         self.corrector: Corrector | None = None
         self.max_rows = 0
+        # What scores run tokens for a second pass; None where none is possible.
+        self.repair_rule: Rule | None = None
         # Whether decoding requests may ride along in a prefill batch.
         self.mixes = False
         self.fallbacks = Fallbacks(strict=self.config.check_plans)

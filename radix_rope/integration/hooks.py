@@ -34,6 +34,7 @@ from radix_rope.integration.rows import (
     per_request_view,
     split_rows,
 )
+from radix_rope.integration.second_pass import run_passes
 
 _PLAN = "radix_rope_reuse"
 
@@ -165,14 +166,19 @@ def _forward(
         # The copy is enqueued: later writes to the donors' slots come after it.
         reuse.release()
     if split is not None:
-        token = enter_rows(split)
+
+        def run(rows: RowBatch) -> Any:
+            token = enter_rows(rows)
+            try:
+                return original(runner, rows.forward_batch, *args, **kwargs)
+            finally:
+                leave_rows(token)
+
         try:
             with _rows_are_safe(runner):
-                return original(runner, split.forward_batch, *args, **kwargs)
+                return run_passes(run, forward_batch, split, reuse, runner.kv_index_translator)
         except Exception as error:
             reuse.cache.fallbacks.survive("forward", error)
-        finally:
-            leave_rows(token)
     # The slots are the requests' own: computing them whole overwrites what was copied.
     undo(reuse)
     return original(runner, forward_batch, *args, **kwargs)
@@ -274,9 +280,15 @@ def prefill_log(
 
 
 def cached_tokens_details(original: Callable[..., Any], streamer: Any, req: Any) -> Any:
-    """Split a request's cached tokens into exact (`device`) and `shifted`."""
+    """Split a request's cached tokens into exact (`device`) and `shifted`.
+
+    `recomputed` tokens, of a second pass, are beside those: their cost comes on top.
+    """
     details = original(streamer, req)
     state = getattr(req, "radix_rope", None)
     if details is None or state is None:
         return details
-    return {**details, "device": state.exact_tokens, "shifted": state.shifted_tokens}
+    details = {**details, "device": state.exact_tokens, "shifted": state.shifted_tokens}
+    if state.recomputed_tokens:
+        details["recomputed"] = state.recomputed_tokens
+    return details

@@ -27,6 +27,8 @@ class RequestState:
         exact_tokens: prompt tokens taken from an exact prefix at first admission.
         shifted_tokens: prompt tokens taken from approximate KV: an approximate
             prefix and all spliced runs.
+        recomputed_tokens: prompt tokens computed in second passes: tokens of runs, which
+            stay counted as shifted and labelled as copied, and the last gap, once more.
         counted: whether the prefix of the first admission was counted.
         options: what the request asked for; `None` until it was read.
     """
@@ -36,6 +38,7 @@ class RequestState:
     copied: list[tuple[int, int, Provenance]] = field(default_factory=list)
     exact_tokens: int = 0
     shifted_tokens: int = 0
+    recomputed_tokens: int = 0
     counted: bool = False
     options: RequestOptions | None = None
 

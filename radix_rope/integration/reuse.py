@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from radix_rope.content.check import check_plan
-from radix_rope.content.plan import ReusePlan, Row, Run
+from radix_rope.content.plan import PlanOptions, ReusePlan, Row, Run
 from radix_rope.content.planner import make_plan
 from radix_rope.content.segment import Provenance
+from radix_rope.integration.repair import plan_repair
 from radix_rope.integration.request import RequestState, state_of
 
 if TYPE_CHECKING:
@@ -226,11 +227,15 @@ def _plan_request(cache: RadixRopeCache, reuse: BatchReuse, req: Any, index: int
         must_compute.append((max(begin, req.logprob_start_len), end))
     tokens = cache.tokens_of(req, end)
     options = cache.options_of(req).plan_options(cache.plan_options)
-    stats = cache.content.stats
+    content, namespace = cache.content, cache.namespace_of(req)
+
+    def make(options: PlanOptions) -> ReusePlan | None:
+        return make_plan(content, tokens, begin, end, namespace, options, must_compute)
+
+    stats = content.stats
     refused_before = stats.refused.copy() if cache.config.explain else None
-    plan = make_plan(
-        cache.content, tokens, begin, end, cache.namespace_of(req), options, must_compute
-    )
+    last_chunk = end == len(req.full_untruncated_fill_ids)
+    plan = plan_repair(make, options, second_pass=last_chunk and cache.repair_rule is not None)
     if refused_before is not None:
         reuse.planned.add(index)
         reuse.refused[index] = stats.refused - refused_before
