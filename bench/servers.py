@@ -106,6 +106,11 @@ class Server:
             "ready; the end of its log:\n" + "\n".join(lines)
         )
 
+    @property
+    def pid(self) -> int:
+        """Process id of the process that was started, the parent of all others."""
+        return self._process.pid
+
     def log(self) -> str:
         """Everything it printed so far."""
         return self._log.read_text(errors="replace")

@@ -1,16 +1,20 @@
 """SGLang's router in front of two workers: who gets a request, and what is reused there.
 
 Two layers of the demo model with random weights: who is asked and what is reused does not depend
-on weights. Nothing here depends on time either, but for waiting until something has happened.
+on weights. Nothing here depends on time either, but for waiting until something has happened, nor
+on luck: the router breaks ties at random, so where balance is asserted, requests are held under
+way until all of them have been assigned.
 """
 
+import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench.servers import OUR_CACHE, Answer, Server, healthy_workers, router, worker
@@ -70,9 +74,38 @@ def moved(documents: list[list[int]], document: int, head: int) -> list[int]:
     return alone[head * 10 : head * 10 + HEAD] + documents[document] + [head + 100]
 
 
-def together(front: Server, prompts: Sequence[list[int]], **args: object) -> list[Answer]:
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(lambda prompt: front.generate(prompt, **args), prompts))  # type: ignore[arg-type]
+@contextmanager
+def unanswered(workers: Sequence[Server]) -> Iterator[None]:
+    """Hold back what workers answer: they compute, but their detokenizers stand still."""
+    detokenizers = [
+        process
+        for one in workers
+        for process in psutil.Process(one.pid).children(recursive=True)
+        if "detokenizer" in " ".join(process.cmdline())
+    ]
+    assert len(detokenizers) == len(workers)
+    for process in detokenizers:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in detokenizers:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+def under_way_together(
+    front: Server, workers: Sequence[Server], prompts: Sequence[list[int]], keys: Sequence[str] = ()
+) -> list[Answer]:
+    """Send each prompt when a worker has begun the one before; all answers come at the end."""
+    headers = [{HEADER: key} for key in keys] or [{}] * len(prompts)
+    with ThreadPoolExecutor(len(prompts)) as pool, unanswered(workers):
+        answers = []
+        for prompt, header in zip(prompts, headers, strict=True):
+            before = sum(map(prefills, workers))
+            answers.append(pool.submit(front.generate, prompt, headers=header))
+            _wait(lambda before=before: sum(map(prefills, workers)) > before)  # type: ignore[misc]
+    return [answer.result() for answer in answers]
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "random", "power_of_two"])
@@ -94,11 +127,11 @@ def test_policies_blind_to_content_find_a_block_only_where_they_happen_to_look(
 
 
 def test_cache_aware_follows_prefixes_and_nothing_else(
-    start: Start, documents: list[list[int]]
+    empty: list[Server], start: Start, documents: list[list[int]]
 ) -> None:
     with start("cache_aware") as front:
         # Under way together, so the second goes to the worker that has nothing to do.
-        first = together(front, [documents[0], documents[1]], max_new_tokens=64)
+        first = under_way_together(front, empty, documents[:2])
         assert {answer.worker for answer in first} == {"worker-0", "worker-1"}
         for number in (0, 1):
             again = front.generate(documents[number] + documents[2 + number][:40])
@@ -124,17 +157,31 @@ def test_content_keys_bring_a_block_to_its_worker_wherever_it_stands(
                 assert answer.shifted_tokens == (LENGTH - RECOMPUTED if turn else 0)
 
 
-def test_equal_keys_meet_and_unequal_keys_spread(start: Start, documents: list[list[int]]) -> None:
-    prompts = [moved(documents, document, turn) for document in range(12) for turn in range(2)]
+def test_equal_keys_meet(start: Start, documents: list[list[int]]) -> None:
     owner: dict[str, str] = {}
     with start("manual", "--assignment-mode", "min_group") as front:
-        for prompt in prompts:
-            key = routing_key(prompt)
-            answer = front.generate(prompt, headers={HEADER: key})
-            # Only a worker that saw the key before has the document.
-            assert owner.setdefault(key, answer.worker) == answer.worker
-    assert max(Counter(owner.values()).values()) - min(Counter(owner.values()).values()) <= 1
-    assert len(set(owner.values())) == 2
+        for turn in range(2):
+            for document in range(12):
+                prompt = moved(documents, document, 2 * document + turn)
+                key = routing_key(prompt)
+                answer = front.generate(prompt, headers={HEADER: key})
+                assert owner.setdefault(key, answer.worker) == answer.worker
+
+
+def test_unequal_keys_under_way_spread(
+    empty: list[Server], start: Start, documents: list[list[int]]
+) -> None:
+    """`min_group` counts the keys under way: equal counts are broken at random, others never."""
+    prompts = [moved(documents, document, document) for document in range(6)]
+    keys = [routing_key(prompt) for prompt in prompts]
+    assert len(set(keys)) == len(keys)
+    with start("manual", "--assignment-mode", "min_group") as front:
+        served = [one.worker for one in under_way_together(front, empty, prompts, keys)]
+        for first in range(0, len(served), 2):
+            assert set(served[first : first + 2]) == {"worker-0", "worker-1"}
+        # What was assigned stays, whatever is under way now.
+        for prompt, key, worker in zip(prompts, keys, served, strict=True):
+            assert front.generate(prompt, headers={HEADER: key}).worker == worker
 
 
 def test_without_a_router_a_client_chooses(empty: list[Server], documents: list[list[int]]) -> None:
@@ -166,23 +213,26 @@ def test_what_the_router_passes_on(
 
 
 def prefills(one: Server) -> int:
-    return one.log().count("Prefill batch")
+    """How many prefills it began, not counting health checks, which have one token."""
+    return len(re.findall(r"Prefill batch.*#new-token: (?!1,)", one.log()))
 
 
 def test_a_worker_that_dies_and_comes_back_loses_no_request(
     workers: list[Server], start: Start, documents: list[list[int]]
 ) -> None:
-    def ask(front: Server, number: int, tokens: int = 1) -> str:
+    def ask(front: Server, number: int) -> str:
         prompt = moved(documents, number % 10, number % 10)
-        return front.generate(prompt, tokens, headers={HEADER: str(number)}).worker
+        return front.generate(prompt, headers={HEADER: str(number)}).worker
 
     with start("round_robin", *WATCHFUL) as turns, start("manual", *WATCHFUL) as manual:
         assert {ask(turns, number) for number in range(2)} == {"worker-0", "worker-1"}
-        keys = [number for number in range(12) if ask(manual, number) == "worker-1"]
-        requests = [(front, number) for front in (turns, manual) for number in (keys * 4)[:4]]
-        with ThreadPoolExecutor(len(requests)) as pool:
+        # Workers of new keys are drawn at random; after enough draws there are two of this one.
+        its_own = (number for number in range(200) if ask(manual, number) == "worker-1")
+        keys = list(islice(its_own, 2))
+        requests = [(front, number) for front in (turns, manual) for number in keys * 2]
+        with ThreadPoolExecutor(len(requests)) as pool, unanswered(workers[1:]):
             before = prefills(workers[1])
-            under_way = [pool.submit(ask, *request, 400) for request in requests]
+            under_way = [pool.submit(ask, *request) for request in requests]
             _wait(lambda: prefills(workers[1]) > before)
             workers[1].kill()
             try:
