@@ -1,13 +1,12 @@
-"""Which run tokens a second pass computes again: when it is worth one, and what scores them.
+"""What scores the run tokens, of which a second pass computes the best again.
 
-A `Rule` watches the first pass and gives one score per run token; the best are computed again. The
-only one is attention; another (CacheBlend's deviation of K and V in the first layers, say) would
-be a class beside it. How the second pass runs is `second_pass`' business.
+A `Rule` watches the first pass and gives one score per run token. The only one is attention;
+another (CacheBlend's deviation of K and V in the first layers, say) would be a class beside it.
+When a second pass is worth it is `content.repair`'s business, how it runs `second_pass`'.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from radix_rope.content.plan import PlanOptions, ReusePlan
+from radix_rope.content.plan import ReusePlan
 from radix_rope.integration.attention_scores import received_attention
 from radix_rope.integration.rope_layers import AttentionLayer, attention_layers
 from radix_rope.integration.rows import RowBatch
@@ -23,9 +22,6 @@ from radix_rope.rotary.pool import KVPoolView
 
 Plans = Mapping[int, ReusePlan]
 """By a request's place in the batch."""
-
-# A question longer than this would cost about what the repair saves.
-MAX_LAST_GAP_TOKENS = 256
 
 
 class Rule(Protocol):
@@ -46,35 +42,6 @@ class Rule(Protocol):
             device, in the order of the plan's runs; higher is computed first.
         """
         ...
-
-
-def plan_repair(
-    make: Callable[[PlanOptions], ReusePlan | None],
-    options: PlanOptions,
-    second_pass: bool,
-) -> ReusePlan | None:
-    """Plan a request with the repair it asks for, or with `head` where a second pass is no use.
-
-    Args:
-        make: plans the request with given options.
-        options: what was asked for.
-        second_pass: whether this forward can have one: the model allows it, and it is the
-            request's last (a chunk before holds no question).
-    """
-    if options.repair == "attention":
-        plan = make(options) if second_pass else None
-        if plan is not None and _is_worth_it(plan):
-            return plan
-        options = dataclasses.replace(options, repair="head")
-    return make(options)
-
-
-def _is_worth_it(plan: ReusePlan) -> bool:
-    return (
-        len(plan.runs) > 0
-        and len(plan.rows[-1]) <= MAX_LAST_GAP_TOKENS
-        and plan.computed_tokens <= plan.reused_tokens
-    )
 
 
 class AttentionRule:

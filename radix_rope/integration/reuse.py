@@ -16,8 +16,8 @@ import torch
 from radix_rope.content.check import check_plan
 from radix_rope.content.plan import PlanOptions, ReusePlan, Row, Run
 from radix_rope.content.planner import make_plan
+from radix_rope.content.repair import plan_repair
 from radix_rope.content.segment import Provenance
-from radix_rope.integration.repair import plan_repair
 from radix_rope.integration.request import RequestState, state_of
 
 if TYPE_CHECKING:

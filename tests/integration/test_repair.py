@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radix_rope.content import PlanOptions, ReusePlan, Row, Run
+from radix_rope.content.repair import plan_repair
 from radix_rope.integration.attention_scores import received_attention
 from radix_rope.integration.picks import choose_rows
-from radix_rope.integration.repair import keys_at, no_second_pass, plan_repair
+from radix_rope.integration.repair import keys_at, no_second_pass
 from radix_rope.integration.second_pass import FirstResults, second_batch, second_rows
 
 ATTENTION = PlanOptions(repair="attention")
