@@ -28,7 +28,7 @@ from radix_rope.quality.scenarios import MAX_GENERATIONS_MEASURED, SCENARIOS, VA
 from radix_rope.quality.session import Session
 from radix_rope.quality.settings import SETTINGS
 from radix_rope.quality.store import model_fingerprint, save_verdict
-from radix_rope.quality.texts import fact_sheets
+from radix_rope.quality.texts import FactSheet, fact_sheets
 from radix_rope.quality.verdict import MAX_KL_NATS, Limits, Verdict, judge
 
 PASSED, FAILED, WRONG = 0, 1, 2
@@ -49,10 +49,7 @@ def check_command(arguments: argparse.Namespace) -> int:
         fingerprint = model_fingerprint(folder)
         limits = _limits(arguments.max_kl, arguments.min_kept)
         measurement = _measured_before(arguments, fingerprint)
-        wanted = arguments.scenario or list(SCENARIOS)
-        missing = [
-            name for name in wanted if measurement is None or name not in measurement.scenarios
-        ]
+        missing = missing_contexts(arguments, measurement)
         if missing:
             measurement = _measure(arguments, folder, fingerprint, missing, measurement)
         assert measurement is not None
@@ -120,14 +117,28 @@ def _effort(arguments: argparse.Namespace) -> Effort:
         raise CheckError(f"--questions {questions}: choose from 1 to {most}")
     if arguments.quick:
         return Effort(sheets[:1], questions, 1, 3, SETTINGS)
-    return Effort(sheets, questions, VARIANTS, MAX_GENERATIONS_MEASURED, SETTINGS)
+    return Effort(sheets, questions, max(VARIANTS.values()), MAX_GENERATIONS_MEASURED, SETTINGS)
+
+
+def missing_contexts(
+    arguments: argparse.Namespace, before: Measurement | None
+) -> list[tuple[str, FactSheet, int]]:
+    """Scenario, sheet and variant of every context that is still to be measured."""
+    targets = [] if before is None else before.targets
+    measured = {(target.scenario, target.sheet, target.variant) for target in targets}
+    return [
+        (scenario, sheet, variant)
+        for scenario in arguments.scenario or SCENARIOS
+        for sheet, variant in _effort(arguments).contexts(scenario)
+        if (scenario, sheet.name, variant) not in measured
+    ]
 
 
 def _measure(
     arguments: argparse.Namespace,
     folder: Path,
     fingerprint: str,
-    scenarios: list[str],
+    contexts: list[tuple[str, FactSheet, int]],
     before: Measurement | None,
 ) -> Measurement:
     effort = _effort(arguments)
@@ -147,8 +158,8 @@ def _measure(
         }
         session = Session(engine, COMPARED_TOKENS)
         measurer = Measurer(session, blocks, effort, lambda line: print(line, file=sys.stderr))
-        for scenario in scenarios:
-            targets.extend(measurer.scenario(scenario))
+        for scenario, sheet, variant in contexts:
+            targets.extend(measurer.measure(scenario, sheet, variant))
             measurement = Measurement(
                 model=folder.resolve().name,
                 fingerprint=fingerprint,
@@ -159,7 +170,7 @@ def _measure(
                 targets=list(targets),
             )
             if arguments.json is not None:
-                # After every scenario, so that an interrupted check can be resumed.
+                # After every context, so that an interrupted check can be resumed.
                 _write_json(arguments.json, measurement, None)
     assert measurement is not None
     return measurement

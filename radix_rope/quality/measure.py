@@ -13,7 +13,7 @@ from statistics import fmean
 
 from radix_rope.quality.chat import Asked, ChatBlocks, Tokens
 from radix_rope.quality.records import Target
-from radix_rope.quality.scenarios import Case, CaseBuilder
+from radix_rope.quality.scenarios import VARIANTS, Case, CaseBuilder
 from radix_rope.quality.scoring import kl_nats
 from radix_rope.quality.session import Forced, Position, Session
 from radix_rope.quality.settings import DEFAULT, EXACT, FLOOR, Setting
@@ -33,13 +33,26 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured: all of it for a verdict, less for a try."""
+    """How much is measured: all of it for a verdict, less for a try.
+
+    Attributes:
+        sheets: which fact sheets.
+        questions: how many of each sheet.
+        variants: at most so many of each scenario.
+        generations: reuses in a row.
+        settings: what is compared.
+    """
 
     sheets: tuple[FactSheet, ...]
     questions: int
     variants: int
     generations: int
     settings: tuple[Setting, ...]
+
+    def contexts(self, scenario: str) -> list[tuple[FactSheet, int]]:
+        """Every sheet and variant of one scenario, in the order to measure them."""
+        variants = min(self.variants, VARIANTS[scenario])
+        return [(sheet, variant) for sheet in self.sheets for variant in range(variants)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +86,14 @@ class Measurer:
         self._effort = effort
         self._progress = progress
 
-    def scenario(self, name: str) -> Iterator[Target]:
-        """Every target of one scenario."""
-        for sheet in self._effort.sheets:
-            questions = [
-                self._blocks.ask(question) for question in sheet.questions[: self._effort.questions]
-            ]
-            if name == "repeated":
-                yield from self._repeated(sheet, questions)
-                continue
-            for variant in range(self._effort.variants):
-                yield from self._case(self._cases.case(name, sheet, variant), questions)
+    def measure(self, scenario: str, sheet: FactSheet, variant: int) -> Iterator[Target]:
+        """Every target of one context: all questions, under all settings."""
+        questions = [
+            self._blocks.ask(question) for question in sheet.questions[: self._effort.questions]
+        ]
+        if scenario == "repeated":
+            return self._repeated(sheet, questions)
+        return self._case(self._cases.case(scenario, sheet, variant), questions)
 
     def _case(self, case: Case, questions: Sequence[Asked]) -> Iterator[Target]:
         session = self._session

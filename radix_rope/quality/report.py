@@ -6,9 +6,9 @@ Formats what was measured and decides nothing.
 from __future__ import annotations
 
 from radix_rope.quality.records import Measurement
-from radix_rope.quality.scenarios import SCENARIOS
+from radix_rope.quality.scenarios import SCENARIOS, TURNS_BEHIND_CUT
 from radix_rope.quality.settings import BY_KEY, SETTINGS
-from radix_rope.quality.summary import Row, compared_mass, rows
+from radix_rope.quality.summary import Row, compared_mass, kl_by_variant, rows
 from radix_rope.quality.verdict import Limits, Verdict, allowed_kl_nats
 
 _HEADER = (
@@ -98,7 +98,23 @@ def _tables(measurement: Measurement, limits: Limits) -> list[tuple[str, list[tu
             title = f"{title} ({own[0].targets} targets; {limit})"
             lines = [_HEADER, *map(_line, sorted(own, key=_place))]
         tables.append((f"{title[0].upper()}{title[1:]}", lines))
+        if scenario == "truncation":
+            tables.append(_by_distance(measurement))
     return tables
+
+
+def _by_distance(measurement: Measurement) -> tuple[str, list[tuple[str, ...]]]:
+    """Truncation again, by how far behind the cut the sheet stands."""
+    by_setting = kl_by_variant(measurement, "truncation")
+    measured = {variant for by_variant in by_setting.values() for variant in by_variant}
+    order = sorted(measured, key=TURNS_BEHIND_CUT.__getitem__)
+    lines = [("setting", *(str(TURNS_BEHIND_CUT[variant]) for variant in order))]
+    for setting in SETTINGS:
+        own = by_setting.get(setting.key)
+        if own is not None:
+            cells = (_nats(own[v]) if v in own else "" for v in order)
+            lines.append((setting.title, *cells))
+    return "Truncated history, mean KL by turns between the cut and the facts", lines
 
 
 def _place(row: Row) -> int:

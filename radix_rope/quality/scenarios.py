@@ -1,6 +1,6 @@
 """The scenarios of the quality check: what is in the cache, and what is asked after it moved.
 
-Every scenario comes in three variants (other fillers, orders, positions, heads) for each of the
+Every scenario comes in several variants (other fillers, orders, positions, heads) for each of the
 two fact sheets. May not know settings or engines.
 """
 
@@ -21,7 +21,19 @@ SCENARIOS = {
 }
 """Key and title, in the order of the report."""
 
-VARIANTS = 3
+VARIANTS = {
+    "truncation": 6,
+    "prefix_before": 3,
+    "reorder": 3,
+    "independent": 3,
+    "edit": 3,
+    "repeated": 1,
+}
+"""How many variants of a scenario there are for each sheet."""
+
+TURNS_BEHIND_CUT = (5, 0, 4, 1, 2, 3)
+"""By variant of `truncation`: turns that are left between the cut and the sheet. What stands right
+behind the cut misses its context most, so every distance counts alike."""
 
 _ASSISTANT = "You are a helpful assistant. Answer briefly from what you were told."
 _RETRIEVER = "You are a helpful assistant. Answer from the documents below."
@@ -139,15 +151,15 @@ class CaseBuilder:
 
     def _truncation(self, sheet: FactSheet, variant: int) -> _Texts:
         blocks = self._blocks
-        system = blocks.system(_SYSTEMS[variant])
+        text = variant % 3
+        system = blocks.system(_SYSTEMS[text])
         dropped = (
             (("Sum up this text.\n\n" + document("report_library"), "The library was renewed."),),
             (("Sum up this text.\n\n" + document("report_waterworks"), "A year of good water."),),
             conversation()[:3],
-        )[variant]
-        # In the second the sheet is the first that is left.
-        turns, later = ((8, 3), (4, 4), (6, 2))[variant]
-        history = self._history(sheet, variant, turns, later)
+        )[text]
+        later = (3, 4, 2, 3, 3, 3)[variant]
+        history = self._history(sheet, text, TURNS_BEHIND_CUT[variant] + later, later)
         donor = system + blocks.turns(dropped) + history + self._question(sheet)
         return (donor,), (), system + history
 

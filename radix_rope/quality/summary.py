@@ -56,6 +56,19 @@ def rows(measurement: Measurement) -> list[Row]:
     return [_row(*key, targets) for key, targets in groups.items()]
 
 
+def kl_by_variant(measurement: Measurement, scenario: str) -> dict[str, dict[int, float]]:
+    """Mean KL in nats, by setting and variant of one scenario."""
+    errors: dict[str, dict[int, list[float]]] = {}
+    for target in measurement.targets:
+        if target.scenario == scenario:
+            by_variant = errors.setdefault(target.setting, {})
+            by_variant.setdefault(target.variant, []).append(fmean(target.kl_nats))
+    return {
+        setting: {variant: fmean(values) for variant, values in by_variant.items()}
+        for setting, by_variant in errors.items()
+    }
+
+
 def compared_mass(measurement: Measurement) -> tuple[float, float]:
     """Mean and smallest probability mass that was compared token by token."""
     masses = [target.compared_mass for target in measurement.targets]

@@ -1,5 +1,7 @@
 """`radix-rope check` as a user runs it: on a real engine, in processes of its own."""
 
+import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from radix_rope.config import parse_config
+from radix_rope.quality.command import missing_contexts
 from radix_rope.quality.records import read
+from radix_rope.quality.scenarios import VARIANTS
 from radix_rope.quality.summary import rows
+from tests.quality.support import measurement, target
 
 pytest.importorskip("sglang")
 
@@ -76,3 +81,22 @@ def test_what_cannot_be_checked_is_said_at_once(
     (tmp_path / "config.json").write_text("{}")
     assert main(["check", "--model-path", str(tmp_path), *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_resuming_measures_the_contexts_that_are_missing() -> None:
+    asked = argparse.Namespace(scenario=["edit", "repeated"], questions=None, quick=False)
+    every = missing_contexts(asked, None)
+    assert len(every) == 2 * VARIANTS["edit"] + 2
+    targets = [
+        target("edit", "none", 0.1, sheet="harbour", variant=1),
+        target("repeated", "all_turns", 0.1, sheet="observatory"),
+        # Measured, and not asked for.
+        target("reorder", "none", 0.1),
+    ]
+    before = dataclasses.replace(measurement(), targets=targets)
+    left = missing_contexts(asked, before)
+    gone = [context for context in every if context not in left]
+    assert [(name, sheet.name, variant) for name, sheet, variant in gone] == [
+        ("edit", "harbour", 1),
+        ("repeated", "observatory", 0),
+    ]

@@ -9,10 +9,11 @@ from radix_rope.quality.chat import CHATML, PLAIN, ChatBlocks, chat_format
 from radix_rope.quality.scenarios import (
     MAX_GENERATIONS_MEASURED,
     SCENARIOS,
+    TURNS_BEHIND_CUT,
     VARIANTS,
     CaseBuilder,
 )
-from radix_rope.quality.texts import fact_sheets
+from radix_rope.quality.texts import conversation, fact_sheets
 from tests.demo.words import WordTokenizer, shared_runs
 
 jinja2 = pytest.importorskip("jinja2")
@@ -102,7 +103,7 @@ def test_the_sheet_can_be_reused_in_every_case(
 ) -> None:
     """It is in the context once, in a run shared with a donor, and at another place if moved."""
     contexts = set()
-    for variant in range(VARIANTS):
+    for variant in range(VARIANTS[scenario]):
         case = builder.case(scenario, sheet, variant)
         contexts.add(case.context)
         facts = builder._blocks.text(sheet.text)
@@ -119,7 +120,21 @@ def test_the_sheet_can_be_reused_in_every_case(
         # A donor asks another question than those that are scored.
         said = "".join(text_of(builder, donor) for donor in case.donors)
         assert not any(asked.question in said for asked in sheet.questions)
-    assert len(contexts) == VARIANTS
+    assert len(contexts) == VARIANTS[scenario]
+
+
+@pytest.mark.parametrize("variant", range(VARIANTS["truncation"]))
+def test_truncated_facts_stand_at_every_distance_from_the_cut(
+    builder: CaseBuilder, variant: int
+) -> None:
+    """As many turns as it says are between the cut and the sheet, all of them in the donor."""
+    sheet = fact_sheets()[0]
+    case = builder.case("truncation", sheet, variant)
+    before = text_of(builder, case.context).partition("Please remember this.")[0]
+    between = [turn for turn in conversation() if turn[0] in before]
+    assert len(between) == TURNS_BEHIND_CUT[variant]
+    assert all(turn[0] in text_of(builder, case.donors[0]) for turn in between)
+    assert sorted(TURNS_BEHIND_CUT) == list(range(6))
 
 
 @pytest.mark.parametrize("scenario", ["prefix_before", "reorder", "independent"])
@@ -127,7 +142,7 @@ def test_a_better_donor_has_the_left_context_of_the_request(
     builder: CaseBuilder, scenario: str
 ) -> None:
     sheet = fact_sheets()[0]
-    for variant in range(VARIANTS):
+    for variant in range(VARIANTS[scenario]):
         case = builder.case(scenario, sheet, variant)
         first = builder._blocks.text(sheet.text)[:8]
         (better,) = case.better_donors

@@ -136,5 +136,17 @@ def test_every_scenario_and_setting_is_in_the_report() -> None:
         for title in SCENARIOS.values():
             assert title.casefold() in text.casefold()
         for setting in SETTINGS:
-            assert text.count(setting.title) == len(SCENARIOS) - 1
+            # Truncation has a second table, by distance from the cut.
+            assert text.count(setting.title) == len(SCENARIOS)
         assert "3, only the last turn cached" in text
+
+
+def test_truncation_is_shown_by_distance_from_the_cut() -> None:
+    made = measurement(targets=1)
+    # Variants in the order measured; 5, 0, 4 turns stand between the cut and the facts.
+    own = [target("truncation", "none", kl, variant=v) for v, kl in enumerate((0.5, 0.25, 0.125))]
+    own.append(target("truncation", "none", 0.75, variant=1, question=1))
+    some = Measurement(**{**to_json(made), "targets": own})
+    table = as_markdown(some, Limits()).partition("between the cut and the facts")[2].splitlines()
+    assert table[2] == "| setting | 0 | 4 | 5 |"
+    assert table[4] == "| no repair | 0.5000 | 0.1250 | 0.5000 |"
