@@ -59,7 +59,8 @@ class RadixRopeConfig:
         explain: log one line per planned request: what is reused, from where, and what was
             given up. Positions and counts, no prompt content.
         recompute_all: split the prefill as planned but reuse nothing. For tests.
-        check_plans: verify every plan and the tree after every batch. For tests.
+        check_plans: verify every plan before it is used, and let failed assertions through
+            instead of computing the batch whole. For tests.
         require_check: refuse to start unless the model passed `radix-rope check`.
         allow_untested_sglang: run on an SGLang version nobody tested.
     """

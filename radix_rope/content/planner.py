@@ -5,8 +5,8 @@ anything but candidates, provenance and the logical clock: a plan is a pure func
 request, so that every rank of a tensor parallel group makes the same one.
 
 Order of decisions, at the position where a run would begin (docs/matching.md): exact before
-approximate; longest shared left context, up to 512 tokens; a donor run that does not begin at
-position 0; computed before copied, fewer generations; longest remaining run; most recently used;
+approximate; computed before copied; longest shared left context, up to 512 tokens; a donor run
+that does not begin at position 0; fewer generations; longest remaining run; most recently used;
 first inserted, then lowest position. A run keeps its donor until that ends.
 """
 

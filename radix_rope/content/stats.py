@@ -19,7 +19,7 @@ class MatchStats:
     entries: int = 0
     """Windows in the index."""
     index_bytes: int = 0
-    """Memory of the index: table, its integers and lists, and the filter. Set by `index_memory`."""
+    """Memory of the index, as `WindowIndex.nbytes` counts it; current after every change."""
     matches: int = 0
     windows_proposed: int = 0
     """Query windows whose fingerprint the index knows."""
