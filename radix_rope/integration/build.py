@@ -95,7 +95,7 @@ def _enable_reuse(cache: RadixRopeCache, ctx: Any, config: RadixRopeConfig, rank
     if pool.dtype.itemsize == 1:
         # Rounding to fp8 is not harmless (docs/rotary.md): move originals only.
         cache.plan_options = replace(cache.plan_options, max_roundings=1)
-    refusal = no_second_pass(ranks, view)
+    refusal = cache.no_second_pass = no_second_pass(ranks, view)
     if refusal is None:
         cache.repair_rule = AttentionRule(
             runner.model, view.k, runner.req_to_token_pool.req_to_token

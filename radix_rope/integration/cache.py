@@ -61,8 +61,9 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         # how many rows a forward may have.
         self.corrector: Corrector | None = None
         self.max_rows = 0
-        # What scores run tokens for a second pass; None where none is possible.
+        # What scores run tokens for a second pass; None where none is possible, and then why.
         self.repair_rule: Rule | None = None
+        self.no_second_pass: str | None = None
         # Whether decoding requests may ride along in a prefill batch.
         self.mixes = False
         self.fallbacks = Fallbacks(strict=self.config.check_plans)

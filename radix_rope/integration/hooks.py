@@ -19,7 +19,11 @@ import torch
 from radix_rope.integration import seams
 from radix_rope.integration.cache import RadixRopeCache
 from radix_rope.integration.explain import explain_batch
-from radix_rope.integration.request_options import RequestOptionError, parse_request_options
+from radix_rope.integration.request_options import (
+    RequestOptionError,
+    parse_request_options,
+    refuse_attention,
+)
 from radix_rope.integration.reuse import (
     BatchReuse,
     begin_extend,
@@ -51,7 +55,9 @@ def add_request(
     cache = scheduler.tree_cache
     if isinstance(cache, RadixRopeCache) and req.to_finish is None:
         try:
-            parse_request_options(req.sampling_params.custom_params, cache.config)
+            options = parse_request_options(req.sampling_params.custom_params, cache.config)
+            if cache.reuses and cache.no_second_pass is not None:
+                refuse_attention(options, cache.no_second_pass)
         except RequestOptionError as error:
             req.set_finish_with_abort(str(error))
     return original(scheduler, req, *args, **kwargs)

@@ -93,5 +93,20 @@ def parse_request_options(custom_params: Any, config: RadixRopeConfig) -> Reques
     return RequestOptions(mode == "shifted", tuple(overrides))
 
 
+def refuse_attention(options: RequestOptions, reason: str) -> None:
+    """Refuse repair `attention` to a request on a server that has no second pass.
+
+    Which `reason` says. The server's own repair is no matter here: it was refused at start-up.
+
+    Raises:
+        RequestOptionError: the request asked for shifted reuse with repair `attention`.
+    """
+    if options.shifted and ("repair", "attention") in options.overrides:
+        raise RequestOptionError(
+            'radix_rope: repair "attention" was asked for, but this server cannot give it: it has '
+            f'{reason}. Ask for "head" or "none", or leave the repair out.'
+        )
+
+
 def _describe() -> str:
     return f"  mode: one of {', '.join(REQUEST_MODES)}\n{describe_options(PLAN_KEYS)}"

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from radix_rope.config import ENV_VAR, config_from_env
+from radix_rope.config import ENV_VAR, RadixRopeConfig, config_from_env
 from radix_rope.quality import records
 from radix_rope.quality.chart import draw
 from radix_rope.quality.chat import ChatBlocks
@@ -26,7 +26,7 @@ from radix_rope.quality.records import Measurement
 from radix_rope.quality.report import as_text, verdict_text
 from radix_rope.quality.scenarios import MAX_GENERATIONS_MEASURED, SCENARIOS, VARIANTS
 from radix_rope.quality.session import Session
-from radix_rope.quality.settings import SETTINGS
+from radix_rope.quality.settings import NO_ATTENTION, SETTINGS
 from radix_rope.quality.store import model_fingerprint, save_verdict
 from radix_rope.quality.texts import FactSheet, fact_sheets
 from radix_rope.quality.verdict import MAX_KL_NATS, Limits, Verdict, judge
@@ -134,6 +134,11 @@ def missing_contexts(
     ]
 
 
+def _without_attention(effort: Effort) -> Effort:
+    settings = tuple(setting for setting in effort.settings if not setting.is_attention)
+    return dataclasses.replace(effort, settings=settings)
+
+
 def _measure(
     arguments: argparse.Namespace,
     folder: Path,
@@ -157,6 +162,12 @@ def _measure(
             **describe_machine(),
         }
         session = Session(engine, COMPARED_TOKENS)
+        refusal = session.no_second_pass()
+        if refusal is not None:
+            # Asked all the same, the engine would refuse, as it does a client.
+            environment[NO_ATTENTION] = f"the engine has {refusal}"
+            print(f"Without the attention settings: {environment[NO_ATTENTION]}", file=sys.stderr)
+            effort = _without_attention(effort)
         measurer = Measurer(session, blocks, effort, lambda line: print(line, file=sys.stderr))
         for scenario, sheet, variant in contexts:
             targets.extend(measurer.measure(scenario, sheet, variant))
@@ -203,10 +214,24 @@ def _engine_options(arguments: argparse.Namespace, folder: Path) -> dict[str, An
     }
 
 
+def _config(operators: RadixRopeConfig) -> RadixRopeConfig:
+    """The operator's options, but for what the verdict is about: servers are held to that."""
+    default = RadixRopeConfig()
+    return dataclasses.replace(
+        operators,
+        mode="shifted",
+        require_check=False,
+        repair=default.repair,
+        recompute_tokens=default.recompute_tokens,
+        attention_percent=default.attention_percent,
+        max_generations=default.max_generations,
+    )
+
+
 @contextmanager
 def _engine(options: dict[str, Any]) -> Iterator[Any]:
     """An engine with radix_rope, the operator's options, and the check's way to its cache."""
-    config = dataclasses.replace(config_from_env(), mode="shifted", require_check=False)
+    config = _config(config_from_env())
     before = {name: os.environ.get(name) for name in (ENV_VAR, _IMPL_VARIABLE)}
     os.environ[ENV_VAR] = json.dumps(dataclasses.asdict(config))
     os.environ[_IMPL_VARIABLE] = _RPC

@@ -5,9 +5,11 @@ Owns how requests are sent and what is read from their answers. May not know sce
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from radix_rope.quality.chat import Tokens
@@ -46,6 +48,13 @@ class Session:
         """engine: an `sglang.Engine` with radix_rope; top_tokens: listed at every place."""
         self._engine = engine
         self._top_tokens = top_tokens
+
+    def no_second_pass(self) -> str | None:
+        """Why this engine cannot repair by attention, or None where it can."""
+        with tempfile.TemporaryDirectory() as folder:
+            answer = Path(folder) / "answer"
+            self._engine.collective_rpc("radix_rope_no_second_pass", answer=str(answer))
+            return answer.read_text(encoding="utf-8") or None
 
     def read(self, prompt: Tokens, options: dict[str, Option], salt: str | None = None) -> int:
         """Put a prompt into the cache; how many of its tokens were computed."""

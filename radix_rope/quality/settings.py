@@ -33,6 +33,11 @@ class Setting:
     better_donor: bool = False
     candidate: bool = True
 
+    @property
+    def is_attention(self) -> bool:
+        """Whether it needs an engine with a second pass."""
+        return self.options.get("repair") == "attention"
+
 
 def _head(tokens: int) -> dict[str, Option]:
     return {"mode": "shifted", "repair": "head", "recompute_tokens": tokens}
@@ -63,5 +68,8 @@ SETTINGS = (
     ),
 )
 """In the order of the report."""
+
+NO_ATTENTION = "without_attention"
+"""In a measurement's environment: why the attention settings were left out."""
 
 BY_KEY = {setting.key: setting for setting in SETTINGS}

@@ -60,7 +60,8 @@ class RopeSpec:
             layer without RoPE.
         name: what to call it in messages, normally the class name and the layer.
         text_only: the positions are one-dimensional for text only (mRoPE): requests with
-            images must not be moved with this spec.
+            images must not be moved with this spec. No server takes any: the integration
+            refuses multimodal models.
     """
 
     head_dim: int

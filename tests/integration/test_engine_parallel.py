@@ -79,6 +79,9 @@ def test_tensor_parallel_ranks_plan_alike_and_answer_like_one(
         theirs = answers(single, prompts)
         assert sum(shifted(r) > 0 for r in theirs) >= 3
         assert_equal_answers(answers(engine, prompts), theirs)
+        with pytest.raises(ValueError, match=r'"attention" was asked for.*--tp-size 2'):
+            asked = {"mode": "shifted", "repair": "attention"}
+            engine.one(prompts[1], sampling={"custom_params": {"radix_rope": asked}})
         # Everything at once, in any order: both ranks must still hold the same.
         results = serve(engine, requests(documents, seed=3))
         assert sum(shifted(r) for r in results) > 300

@@ -1,11 +1,16 @@
 """What a request may ask of radix_rope, and what it is told when it may not."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
 from radix_rope.config import RadixRopeConfig
 from radix_rope.content.plan import PlanOptions
+from radix_rope.integration import hooks
+from radix_rope.integration.cache import RadixRopeCache
+from radix_rope.integration.check_rpc import no_second_pass
 from radix_rope.integration.request_options import (
     RequestOptionError,
     RequestOptions,
@@ -69,3 +74,68 @@ def test_refused_with_what_is_allowed(asked: Any, said: list[str]) -> None:
         parse_request_options({"radix_rope": asked}, RadixRopeConfig())
     for part in said:
         assert part in str(error.value)
+
+
+REASON = "--tp-size 2: attention is summed over heads"
+
+
+def scheduler(no_second_pass: str | None, reuses: bool = True) -> Any:
+    """What `hooks.add_request` sees of a scheduler; `queue` takes what comes through."""
+    allocator = SimpleNamespace(device="cpu")
+    params = CacheInitParams(
+        disable=False, req_to_token_pool=None, token_to_kv_pool_allocator=allocator, page_size=1
+    )
+    cache = RadixRopeCache(params, RadixRopeConfig(mode="opt_in"))
+    cache.no_second_pass = no_second_pass
+    cache.corrector = object() if reuses else None  # type: ignore[assignment]
+    return SimpleNamespace(tree_cache=cache, queue=[])
+
+
+def add(to: Any, **options: Any) -> list[str]:
+    """Send a request through the hook; what it was refused with."""
+    refused: list[str] = []
+    req = SimpleNamespace(
+        to_finish=None,
+        sampling_params=SimpleNamespace(custom_params={"radix_rope": options}),
+        set_finish_with_abort=refused.append,
+    )
+    hooks.add_request(lambda scheduler, req: scheduler.queue.append(req), to, req)
+    # SGLang answers refused requests from the queue too.
+    assert to.queue.pop() is req
+    return refused
+
+
+def test_attention_is_refused_where_there_is_no_second_pass() -> None:
+    (said,) = add(scheduler(REASON), mode="shifted", repair="attention")
+    assert '"attention" was asked for' in said and REASON in said and '"head"' in said
+    assert add(scheduler(None), mode="shifted", repair="attention") == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "shifted"},
+        {"mode": "shifted", "repair": "head"},
+        {"mode": "shifted", "attention_percent": 5},
+        # Nothing is reused, so nothing is repaired.
+        {"mode": "exact", "repair": "attention"},
+        {"repair": "attention"},
+    ],
+)
+def test_only_attention_needs_a_second_pass(options: dict[str, Any]) -> None:
+    assert add(scheduler(REASON), **options) == []
+
+
+def test_a_server_that_reuses_nothing_has_nothing_to_repair() -> None:
+    assert add(scheduler(REASON, reuses=False), mode="shifted", repair="attention") == []
+
+
+@pytest.mark.parametrize("reason", [None, REASON])
+def test_the_quality_check_is_told_why_there_is_no_second_pass(
+    reason: str | None, tmp_path: Any
+) -> None:
+    answer = tmp_path / "answer"
+    no_second_pass(scheduler(reason), str(answer))
+    assert answer.read_text() == (reason or "")
+    with pytest.raises(RuntimeError, match="not radix_rope's"):
+        no_second_pass(SimpleNamespace(tree_cache=object()), str(answer))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from radix_rope.config import parse_config
-from radix_rope.quality.command import missing_contexts
+from radix_rope.config import RadixRopeConfig, parse_config
+from radix_rope.quality.command import _config, missing_contexts
 from radix_rope.quality.records import read
 from radix_rope.quality.scenarios import VARIANTS
 from radix_rope.quality.summary import rows
@@ -20,13 +20,13 @@ from tests.quality.support import measurement, target
 pytest.importorskip("sglang")
 
 
-def check(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def check(model: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "radix_rope.cli", "check", "--model-path", str(model), *arguments],
         capture_output=True,
         text=True,
         timeout=280,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment},
     )
 
 
@@ -61,6 +61,34 @@ def test_one_scenario_from_engine_to_verdict(
     assert "VERDICT: failed" in done.stdout and "Starting SGLang" not in done.stderr
     verdict = json.loads(result.read_text())["verdict"]
     assert not verdict["passed"] and verdict["options"] == {"mode": "exact"}
+
+
+@pytest.mark.engine
+@pytest.mark.long
+def test_an_engine_without_a_second_pass_is_measured_without_attention(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    result = tmp_path / "r.json"
+    asked = ("--quick", "--questions", "1", "--scenario", "edit", "--json", str(result))
+    limits = ("--max-kl", "99", "--min-kept", "0")
+    ranks = ("--engine-args", '{"tp_size": 2}')
+    # How SGLang runs several ranks on a CPU: which cores each may use.
+    cores = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "RADIX_ROPE_CACHE": str(tmp_path)}
+    done = check(tiny_folder, *asked, *limits, *ranks, **cores)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "Without the attention settings: the engine has --tp-size 2" in done.stderr
+    assert "skip  attention, 15%: not measured, the engine has --tp-size 2" in done.stdout
+    assert {row.setting for row in rows(read(result.read_text()))} == {
+        "floor", "none", "head16", "head64",
+    }  # fmt: skip
+
+
+def test_servers_are_held_to_options_that_the_check_does_not_take_from_its_operator() -> None:
+    own = RadixRopeConfig(
+        mode="opt_in", repair="none", recompute_tokens=1, attention_percent=1, max_generations=0,
+        require_check=True, stride=16,
+    )  # fmt: skip
+    assert _config(own) == RadixRopeConfig(stride=16)
 
 
 @pytest.mark.parametrize(
