@@ -23,7 +23,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "recompute_tokens": (0, 1_000_000),
     "attention_percent": (1, 100),
     "stride": (4, 4096),
-    "max_generations": (1, 1000),
+    "max_generations": (0, 1000),
     "max_roundings": (1, 1000),
 }
 CHOICES: dict[str, tuple[str, ...]] = {"mode": MODES, "repair": REPAIRS, "kernel": KERNELS}
@@ -50,7 +50,7 @@ class RadixRopeConfig:
         attention_percent: how many of 100 run tokens `attention` computes again.
         stride: distance of the anchors; a shared run of `2 * stride - 1` tokens
             is always found.
-        max_generations: reuses of reused KV allowed in a row.
+        max_generations: reuses of reused KV allowed in a row; 0 takes exact KV alone as donor.
         max_roundings: how often a key may be rotated and rounded in a row; always
             1 with an fp8 cache, whose keys are moved from the original only.
         kernel: which correction kernel moves the keys.
@@ -61,7 +61,8 @@ class RadixRopeConfig:
         recompute_all: split the prefill as planned but reuse nothing. For tests.
         check_plans: verify every plan before it is used, and let failed assertions through
             instead of computing the batch whole. For tests.
-        require_check: refuse to start unless the model passed `radix-rope check`.
+        require_check: refuse to start unless the model passed `radix-rope check` with a setting
+            that these options are at least as careful as.
         allow_untested_sglang: run on an SGLang version nobody tested.
     """
 

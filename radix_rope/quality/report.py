@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from radix_rope.quality.records import Measurement
 from radix_rope.quality.scenarios import SCENARIOS, TURNS_BEHIND_CUT
-from radix_rope.quality.settings import BY_KEY, SETTINGS
+from radix_rope.quality.settings import BY_KEY, DEFAULT, NO_ATTENTION, SETTINGS
 from radix_rope.quality.summary import Row, compared_mass, kl_by_variant, rows
 from radix_rope.quality.verdict import Limits, Verdict, allowed_kl_nats
 
@@ -72,13 +72,40 @@ def verdict_text(verdict: Verdict) -> str:
             lines.append(f"MISS  {title}: {'; '.join(judged.failures)}")
         else:
             lines.append(f"pass  {title}: {judged.computed_share:.1%} computed")
+    lines += _left_out(verdict)
+    if verdict.changed_limits:
+        lines.append(f"Limits other than the default: {', '.join(verdict.changed_limits)}.")
     if verdict.recommended is None:
         lines.append("VERDICT: failed. No setting keeps the limits; serve this model exactly.")
     else:
         lines.append(f"VERDICT: passed. Recommended: {BY_KEY[verdict.recommended].title}.")
+        lines += _generations(verdict, verdict.recommended)
     if not verdict.complete:
         lines.append("Not every scenario was measured with enough targets: a try, not stored.")
     return "\n".join(lines)
+
+
+def _left_out(verdict: Verdict) -> list[str]:
+    judged = {one.setting for one in verdict.settings}
+    why = verdict.environment.get(NO_ATTENTION)
+    return [
+        f"skip  {setting.title}: not measured"
+        + (f", {why}" if setting.is_attention and why else "")
+        for setting in SETTINGS
+        if setting.candidate and setting.key not in judged
+    ]
+
+
+def _generations(verdict: Verdict, recommended: str) -> list[str]:
+    """What `max_generations` rests on: one setting stands for all of them."""
+    limit = verdict.options.get("max_generations")
+    if not isinstance(limit, int):
+        return []
+    reuses = "1 reuse" if limit == 0 else f"{limit + 1} reuses"
+    line = f"max_generations {limit}: {reuses} in a row kept the limit with {DEFAULT.title}"
+    if recommended != DEFAULT.key:
+        line += f"; repeated reuse was not measured with {BY_KEY[recommended].title}"
+    return [f"{line}."]
 
 
 def _tables(measurement: Measurement, limits: Limits) -> list[tuple[str, list[tuple[str, ...]]]]:

@@ -14,6 +14,10 @@ from typing import Any
 
 from radix_rope.models.catalog import cache_root
 
+_SAMPLES, _SAMPLE_BYTES = 16, 16 * 1024
+"""Of a weight file: that many pieces, the first and last at its ends, that long. A model of 100
+files costs 25 MiB of reading."""
+
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "*.index.json")
 
 
@@ -26,16 +30,23 @@ class StoredVerdict:
         date: when it was measured, ISO.
         options: of `RadixRopeConfig`, recommended by it.
         dtype: that the model was measured in.
+        judged: the options of every setting measured, and whether it keeps the limits.
+        changed_limits: limits that are not this package's own, in words.
     """
 
     passed: bool
     date: str
     options: dict[str, Any]
     dtype: str
+    judged: list[tuple[dict[str, Any], bool]]
+    changed_limits: list[str]
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Names a model: 16 hexadecimal digits of its `config.json` and its weights' names and sizes.
+    """Names a model: 16 hexadecimal digits, from its `config.json` and its weight files.
+
+    Of those their names, sizes, and pieces spread over each: two trainings of one model differ
+    nearly everywhere, while reading every byte would take minutes.
 
     Raises:
         FileNotFoundError: no model folder.
@@ -48,9 +59,22 @@ def model_fingerprint(folder: Path) -> str:
         )
     digest = hashlib.sha256(config.read_bytes())
     weights = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
-    for path in sorted(weights):
-        digest.update(f"\n{path.name} {path.stat().st_size}".encode())
+    for path in sorted(filter(Path.is_file, weights)):
+        size = path.stat().st_size
+        digest.update(f"\n{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for offset in _sample_offsets(size):
+                file.seek(offset)
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
+
+
+def _sample_offsets(size: int) -> list[int]:
+    """Where the pieces begin; together they are the whole of a small file."""
+    last = size - _SAMPLE_BYTES
+    if last <= (_SAMPLES - 1) * _SAMPLE_BYTES:
+        return list(range(0, size, _SAMPLE_BYTES))
+    return [last * i // (_SAMPLES - 1) for i in range(_SAMPLES)]
 
 
 def verdict_path(fingerprint: str) -> Path:
@@ -83,9 +107,11 @@ def load_verdict(folder: Path) -> StoredVerdict | None:
         raw = json.loads(path.read_text(encoding="utf-8"))
         passed, date, options = raw["passed"], raw["date"], raw["options"]
         dtype = raw["environment"]["dtype"]
+        judged = [(dict(one["options"]), not one["failures"]) for one in raw["settings"]]
+        changed = [str(text) for text in raw["changed_limits"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"the verdict {path} cannot be read ({error!r}); remove it and run `radix-rope check` "
             "again"
         ) from error
-    return StoredVerdict(bool(passed), str(date), dict(options), str(dtype))
+    return StoredVerdict(bool(passed), str(date), dict(options), str(dtype), judged, changed)

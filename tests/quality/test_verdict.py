@@ -9,7 +9,7 @@ from radix_rope.config import RadixRopeConfig, parse_config
 from radix_rope.quality.records import Measurement, from_json, to_json
 from radix_rope.quality.report import as_markdown, as_text, verdict_text
 from radix_rope.quality.scenarios import SCENARIOS
-from radix_rope.quality.settings import SETTINGS
+from radix_rope.quality.settings import NO_ATTENTION, SETTINGS
 from radix_rope.quality.summary import rows
 from radix_rope.quality.verdict import MAX_KL_NATS, Limits, judge
 from tests.quality.support import measurement, target
@@ -71,7 +71,12 @@ def test_lost_answers_fail_among_those_the_exact_run_got_right() -> None:
 
 @pytest.mark.parametrize(
     ("errors", "donor_generations"),
-    [((1e-4, 1e-4, 1e-4, 1e-4), 3), ((1e-4, 1e-4, 1e-4, 0.02), 2), ((1e-4, 0.02, 1e-4), 1)],
+    [
+        ((1e-4, 1e-4, 1e-4, 1e-4), 3),
+        ((1e-4, 1e-4, 1e-4, 0.02), 2),
+        ((1e-4, 0.02, 1e-4), 0),
+        ((1e-4, math.nan), 0),
+    ],
 )
 def test_the_generation_limit_is_what_was_measured_good(
     errors: tuple[float, ...], donor_generations: int
@@ -79,11 +84,69 @@ def test_the_generation_limit_is_what_was_measured_good(
     """`n` reuses in a row are made from a donor with `n - 1` behind it."""
     verdict = judge(measurement(repeated=errors), Limits())
     assert verdict.options["max_generations"] == donor_generations
+    # The planner takes donors of at most that many generations, and counts one more for the copy.
+    assert parse_config(json.dumps(verdict.options)).max_generations == donor_generations
 
 
 def test_a_bad_first_reuse_fails_every_setting() -> None:
     verdict = judge(measurement(repeated=(0.02, 1e-4)), Limits())
     assert not verdict.passed and all(one.failures for one in verdict.settings)
+    assert "measured with head, 16 tokens (default) alone" in verdict.settings[0].failures[-1]
+
+
+def test_the_generation_limit_names_the_setting_it_was_measured_with() -> None:
+    said = verdict_text(judge(measurement(), Limits()))
+    assert "max_generations 2: 3 reuses in a row kept the limit with head, 16 tokens" in said
+    assert "repeated reuse was not measured with no repair" in said
+    said = verdict_text(judge(measurement({("edit", "none"): 1.0}), Limits()))
+    assert "Recommended: head, 16 tokens" in said and "was not measured" not in said
+
+
+def test_limits_other_than_the_default_are_part_of_the_verdict() -> None:
+    assert judge(measurement(), Limits()).changed_limits == []
+    loose = {**MAX_KL_NATS, "truncation": 9.0, "independent": 0.12}
+    del loose["edit"]
+    verdict = judge(measurement(), Limits(loose, min_kept_share=0.5))
+    assert verdict.changed_limits == [
+        "truncation 9 instead of 0.01",
+        "independent 0.12 instead of none",
+        "edit none instead of 0.0005",
+        "gold answers kept 0.5 instead of 0.95",
+    ]
+    assert "Limits other than the default: truncation 9 instead of 0.01" in verdict_text(verdict)
+
+
+def without_attention(measured: Measurement, *scenarios: str) -> Measurement:
+    kept = [
+        one
+        for one in measured.targets
+        if not (one.setting.startswith("attention") and one.scenario in scenarios)
+    ]
+    return Measurement(
+        **{
+            **to_json(measured),
+            "environment": {"dtype": "float32", NO_ATTENTION: "the engine has --tp-size 2"},
+            "targets": kept,
+        }
+    )
+
+
+def test_settings_that_the_engine_cannot_give_are_left_out_by_name() -> None:
+    verdict = judge(without_attention(measurement(), *SCENARIOS), Limits())
+    assert verdict.passed and verdict.complete
+    assert {one.setting for one in verdict.settings} == {"none", "head16", "head64"}
+    said = verdict_text(verdict)
+    assert "skip  attention, 5%: not measured, the engine has --tp-size 2" in said
+
+
+def test_a_setting_measured_in_part_does_not_pass() -> None:
+    """A resumed check may have had another engine before."""
+    bad = {("edit", key): 1.0 for key in ("none", "head16", "head64")}
+    assert judge(measurement(bad), Limits()).recommended == "attention5"
+    verdict = judge(without_attention(measurement(bad), "truncation"), Limits())
+    assert not verdict.passed
+    failed = {one.setting: one.failures for one in verdict.settings}
+    assert failed["attention15"] == ["truncation: 0 of 60 targets measured"]
 
 
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s.candidate], ids=lambda s: s.key)
