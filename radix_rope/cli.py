@@ -127,6 +127,42 @@ def _check(arguments: argparse.Namespace) -> int:
     return check_command(arguments)
 
 
+def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--model-path",
+        type=Path,
+        default=cached_model_path(),
+        metavar="DIR",
+        help=f"model folder; only its tokenizer is read (default: the fetched {DEFAULT_MODEL})",
+    )
+    add(
+        "--donors",
+        type=Path,
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="FILE",
+        help="prompts that were served before, in this order",
+    )
+    add("--prompt", type=Path, required=True, metavar="FILE", help="the prompt to explain")
+    add("--html", type=Path, metavar="F", help="write it as one HTML file too")
+    add("--no-text", action="store_true", help="print the table alone, not the prompt's text")
+    add("--tokens", action="store_true", help="the files hold token ids, each a JSON list")
+    add("--page-size", type=int, default=1, metavar="N", help="the server's (%(default)s)")
+    add(
+        "--radix-rope-config",
+        metavar="JSON",
+        help="the server's options as a JSON object (default: RADIX_ROPE_CONFIG)",
+    )
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from radix_rope.explain.command import explain_command
+
+    return explain_command(arguments)
+
+
 COMMANDS = (
     Command(
         "fetch-model",
@@ -145,6 +181,12 @@ COMMANDS = (
         "measure how far reuse changes a model's answers; non-zero exit when no setting passes",
         _check_arguments,
         _check,
+    ),
+    Command(
+        "explain",
+        "show which parts of a prompt would be exact, reused, recomputed or computed; no engine",
+        _explain_arguments,
+        _explain,
     ),
     Command(
         "doctor",
