@@ -181,7 +181,7 @@ def _judge_setting(key: str, table: Sequence[Row], counted: list[str], limits: L
         # Not `>`: a NaN fails too.
         if not row.kl_nats <= allowed:
             failures.append(
-                f"{row.scenario}: mean KL {row.kl_nats:.2g} nats is above {allowed:.2g}"
+                f"{row.scenario}: mean KL {row.kl_nats:.3g} nats is above {allowed:.3g}"
             )
     right, kept = sum(row.exact_gold for row in counting), sum(row.kept for row in counting)
     if kept < limits.min_kept_share * right:
