@@ -4,7 +4,7 @@ from array import array
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -15,7 +15,7 @@ from radix_rope.explain.cached import CachedRequests
 from radix_rope.explain.parts import Kind, explain, plan_options
 from radix_rope.integration.cache import RadixRopeCache
 from radix_rope.integration.reuse import plan_batch
-from tests.explain.strategies import prompts
+from tests.explain.strategies import PIECES, prompts
 from tests.integration.test_locks import Allocator, Mover, batch, request
 
 configs = st.builds(
@@ -76,7 +76,15 @@ class Server:
         return [self.computed[slot] for slot in prefix], runs, rows
 
 
-@settings(max_examples=150, deadline=None)
+# Of equal donors the one used last is taken, and both a request and the prompt's own prefix count
+# as a use; random prompts seldom have equal donors.
+PIECE = PIECES[0]
+PLAIN = RadixRopeConfig(stride=4, min_run_tokens=4, recompute_tokens=0, check_plans=True)
+
+
+@example([[1, *PIECE], [2, *PIECE], [1, *PIECE]], [3, *PIECE, 0], PLAIN, 1)
+@example([[1, *PIECE], [2, *PIECE]], [1, *PIECE, 3, *PIECE, 0], PLAIN, 1)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(prompts, min_size=1, max_size=5), prompts, configs, st.sampled_from([1, 1, 4]))
 def test_a_plan_is_explained_as_a_server_makes_it(
     requests: list[list[int]], prompt: list[int], config: RadixRopeConfig, page_size: int
