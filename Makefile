@@ -16,6 +16,7 @@ BENCH_PRESET ?= short
 BENCH_ARGS ?=
 HIT_RATE_ARGS ?=
 ROUTER_ARGS ?=
+OVERHEAD_ARGS ?=
 PYTEST_ARGS ?=
 RUFF_RULES := --isolated --line-length 100
 LINT_RULES := $(RUFF_RULES) --ignore RUF001,RUF002,RUF003,D107 --select E,F,I,UP,B,SIM,RUF
@@ -23,7 +24,7 @@ CODE := radix_rope bench tests
 
 export RADIX_ROPE_CACHE
 
-.PHONY: help setup model demo serve bench bench-serving bench-hit-rate bench-router test test-long patched-env unpatch test-patched soak lint format lock gpu-test gpu-bench clean
+.PHONY: help setup model demo serve bench bench-serving bench-hit-rate bench-router bench-overhead test test-long patched-env unpatch test-patched soak lint format lock gpu-test gpu-bench clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -75,6 +76,9 @@ bench-hit-rate: model ## Hit rates of sessions, stock against radix_rope: bench/
 
 bench-router: model ## SGLang's router before two workers, policy by policy: bench/results/router.*
 	'$(BIN)/python' -m bench.router $(ROUTER_ARGS)
+
+bench-overhead: model ## What radix_rope costs where nothing is shared: bench/results/overhead.*
+	'$(BIN)/python' -m bench.overhead $(OVERHEAD_ARGS)
 
 test: model ## Run the tests (under 20 minutes on 2 cores)
 	'$(BIN)/python' -m pytest -m 'not slow and not gpu and not long' $(PYTEST_ARGS)

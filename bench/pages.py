@@ -1,8 +1,12 @@
-"""Generated parts of documentation pages, and Markdown tables. Formats, and decides nothing."""
+"""What all benchmarks write: result files, generated parts of pages, tables, verdicts.
+
+Formats, and decides nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 
@@ -14,14 +18,37 @@ def markdown_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) ->
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
+def setting_text(setting: Mapping[str, object]) -> str:
+    """What was run and where, one line."""
+    return ", ".join(f"{name}: {value}" for name, value in setting.items())
+
+
+def verdict_text(passed: bool, promise: str) -> str:
+    """One line that says whether a promise was kept."""
+    return f"{'pass' if passed else 'MISS'}  {promise}"
+
+
+def write_results(
+    base: Path, json_text: str, markdown: str, draw: Callable[[Path], None] | None = None
+) -> Path:
+    """Write `base`.json, `base`.md and, with `draw`, `base`.png; returns the chart's path."""
+    base.parent.mkdir(parents=True, exist_ok=True)
+    chart = base.with_suffix(".png")
+    base.with_suffix(".json").write_text(json_text + "\n", encoding="utf-8")
+    base.with_suffix(".md").write_text(markdown + "\n", encoding="utf-8")
+    if draw is not None:
+        draw(chart)
+    return chart
+
+
 def marks(writer: str) -> tuple[str, str]:
     """The lines between which `writer` (a module name) puts what it generates."""
     line = f"<!-- written by python -m {writer} --write-docs: "
     return f"{line}begin -->", f"{line}end -->"
 
 
-def write_generated(page: Path, writer: str, text: str) -> None:
-    """Replace what `writer` generated on a page before.
+def write_generated(page: Path, writer: str, text: str, chart: Path | None = None) -> None:
+    """Replace what `writer` generated on a page before; the chart is copied beside the page.
 
     Raises:
         ValueError: the page has no part of this writer.
@@ -36,3 +63,5 @@ def write_generated(page: Path, writer: str, text: str) -> None:
             f"{begin_mark!r} and {end_mark!r}"
         )
     page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+    if chart is not None:
+        shutil.copyfile(chart, page.with_name(chart.name))

@@ -1,7 +1,6 @@
-"""Server processes for benchmarks that talk HTTP: SGLang workers and SGLang's router.
+"""Server processes for benchmarks and tests: on free ports of 127.0.0.1, ended by process id.
 
-Owns starting them on a free port of 127.0.0.1, asking them, and ending them by process id. May not
-know what is measured.
+Owns processes, their logs, and how SGLang is started. May not know what is asked of them.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,66 +24,54 @@ STOCK_CACHE = "sglang.srt.mem_cache.radix_cache:RadixCache"
 OUR_CACHE = "radix_rope"
 
 _START_S = 600
+_STOP_S = 60
 _ANSWER_S = 600
 _LOG_LINES_SHOWN = 30
 
 
 class ServerError(RuntimeError):
-    """A server that did not start; the message ends with the last lines of its log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one request reports: prompt tokens by where their KV came from, and who served it.
-
-    Attributes:
-        prompt_tokens: length of the prompt.
-        exact_tokens: prompt tokens from an exact prefix.
-        shifted_tokens: prompt tokens from approximate KV, whatever its offset was.
-        output: the token ids of the answer.
-        worker: the `name` of the worker that answered.
-    """
-
-    prompt_tokens: int
-    exact_tokens: int
-    shifted_tokens: int
-    output: tuple[int, ...]
-    worker: str
-
-    @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens that went through the model."""
-        return self.prompt_tokens - self.exact_tokens - self.shifted_tokens
+    """A server that did not do what it is for; where it did not start, with the end of its log."""
 
 
 class Server:
-    """One process that serves HTTP on 127.0.0.1; a context manager that ends it.
+    """One process that serves HTTP on 127.0.0.1, in a process group of its own.
 
-    Leaving the context asks the process to end; an exception in it ends it at once.
+    A context manager too: leaving it asks the process to end; an exception in it ends it at once.
+
+    Args:
+        name: for messages.
+        command: starts it; it must listen on `port`.
+        log: where its output goes, instead of what the file held before.
     """
 
-    def __init__(
-        self, command: Sequence[str], port: int, log: Path, environment: Mapping[str, str] = {}
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str], port: int, log: Path) -> None:
         """Start it; `wait_until_ready` waits for it."""
+        self.name = name
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._command = list(command)
         self._log = log
-        inherited = {k: v for k, v in os.environ.items() if k != ENV_VAR}
-        self._environment = {**inherited, **environment}
+        log.write_text("")
         self.start()
 
     def start(self) -> None:
         """Start the process again after `stop` or `kill`, on the same port."""
+        # Options are given on the command line only, so that they can be listed.
+        inherited = {key: value for key, value in os.environ.items() if key != ENV_VAR}
         with self._log.open("a") as stream:
             self._process = subprocess.Popen(
                 self._command,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                env=self._environment,
+                env=inherited,
                 start_new_session=True,
             )
+        self._ended = False
+
+    @property
+    def pid(self) -> int:
+        """Process id of the process that was started, the parent of all others."""
+        return self._process.pid
 
     def wait_until_ready(self, path: str = "/health") -> None:
         """Wait until a GET of `path` succeeds.
@@ -94,22 +80,17 @@ class Server:
             ServerError: the process ended, or is not ready after ten minutes.
         """
         deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline and self._process.poll() is None:
+        while time.monotonic() < deadline:
+            if (code := self._process.poll()) is not None:
+                raise ServerError(
+                    f"{self.name} ended with exit code {code} while it started. {self._log_end()}"
+                )
             try:
                 self.get(path)
                 return
             except OSError:
                 time.sleep(0.2)
-        lines = self.log().splitlines()[-_LOG_LINES_SHOWN:]
-        raise ServerError(
-            f"{' '.join(self._command[1:4])} ... (exit code {self._process.poll()}) did not become "
-            "ready; the end of its log:\n" + "\n".join(lines)
-        )
-
-    @property
-    def pid(self) -> int:
-        """Process id of the process that was started, the parent of all others."""
-        return self._process.pid
+        raise ServerError(f"{self.name} did not start in {_START_S} s. {self._log_end()}")
 
     def log(self) -> str:
         """Everything it printed so far."""
@@ -131,67 +112,31 @@ class Server:
         with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
             return json.load(answer)
 
-    def generate(
-        self,
-        prompt: Sequence[int],
-        max_new_tokens: int = 1,
-        *,
-        extra_key: str | None = None,
-        headers: Mapping[str, str] = {},
-    ) -> Answer:
-        """Greedy answer to a prompt of token ids."""
-        body: dict[str, Any] = {
-            "input_ids": list(prompt),
-            "sampling_params": {
-                "temperature": 0,
-                "max_new_tokens": max_new_tokens,
-                "ignore_eos": True,
-            },
-        }
-        if extra_key is not None:
-            body["extra_key"] = extra_key
-        answer = self.post("/generate", body, headers)
-        meta = answer["meta_info"]
-        shifted = int((meta["cached_tokens_details"] or {}).get("shifted", 0))
-        return Answer(
-            meta["prompt_tokens"],
-            meta["cached_tokens"] - shifted,
-            shifted,
-            tuple(answer["output_ids"]),
-            meta["weight_version"],
-        )
-
-    def flush(self) -> None:
-        """Empty the cache of a worker."""
-        # An answer is sent a moment before the scheduler counts as idle.
-        for _ in range(300):
-            try:
-                self.post_empty("/flush_cache")
-                return
-            except urllib.error.HTTPError:
-                time.sleep(0.1)
-        raise ServerError(f"{self.url} did not become idle, so its cache cannot be emptied")
-
     def post_empty(self, path: str) -> None:
         """A POST without a body whose answer does not matter."""
         request = urllib.request.Request(self.url + path, b"", method="POST")
         with urllib.request.urlopen(request, timeout=_ANSWER_S):
             pass
 
-    def kill(self) -> None:
-        """End the process and those it started at once, as a crash would."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def stop(self) -> None:
-        """Ask the process to end, and end it after a minute."""
+    def terminate(self) -> None:
+        """Ask the process to end itself and those it started; returns at once."""
         if self._process.poll() is None:
             self._process.terminate()
-            try:
-                self._process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                self.kill()
+
+    def stop(self) -> None:
+        """Ask the process to end, and end after a minute what is left of it."""
+        self.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_STOP_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process and those it started at once, as a crash would."""
+        if not self._ended:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._ended = True
 
     def __enter__(self) -> Self:
         return self
@@ -203,78 +148,50 @@ class Server:
         else:
             self.kill()
 
-
-def worker(
-    model: Path,
-    name: str,
-    cache: str,
-    log: Path,
-    *,
-    max_total_tokens: int,
-    layers: int | None = None,
-    config: str = "{}",
-) -> Server:
-    """Start an SGLang worker.
-
-    name: what its answers carry in `Answer.worker` (SGLang's `--weight-version`).
-    cache: `STOCK_CACHE` or `OUR_CACHE`.
-    layers: only so many layers, with random weights. Counts do not depend on weights; this makes
-        prefill cheap where nothing but counts is measured.
-    config: options of radix_rope, as JSON.
-    """
-    port = _free_port()
-    command = [
-        *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"),
-        *("--max-total-tokens", str(max_total_tokens), "--weight-version", name),
-        *("--disable-cuda-graph", "--sleep-on-idle", "--enable-cache-report"),
-        *("--random-seed", "1", "--radix-cache-impl", cache),
-    ]
-    if layers is not None:
-        override = json.dumps({"num_hidden_layers": layers})
-        command += ["--load-format", "dummy", "--json-model-override-args", override]
-    return Server(command, port, log, {ENV_VAR: config} if cache == OUR_CACHE else {})
+    def _log_end(self) -> str:
+        lines = self.log().splitlines()[-_LOG_LINES_SHOWN:]
+        return "\n".join([f"The end of {self._log}:", *lines])
 
 
-def router(workers: Sequence[Server], policy: str, log: Path, *options: str) -> Server:
-    """Start SGLang's router in front of running workers; it is ready when it knows them all.
+@contextmanager
+def stopped_at_exit() -> Iterator[list[Server]]:
+    """A list of servers that are stopped when the context ends, also by SIGTERM."""
 
-    options: more of `sglang-router launch`.
-    """
-    port = _free_port()
-    command = [
-        *(sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1"),
-        *("--port", str(port), "--prometheus-host", "127.0.0.1"),
-        *("--prometheus-port", str(_free_port()), "--worker-startup-check-interval", "1"),
-        *("--policy", policy, "--log-level", "warn", *options),
-        *("--worker-urls", *(one.url for one in workers)),
-    ]
-    started = Server(command, port, log)
+    def leave(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    servers: list[Server] = []
+    before = signal.signal(signal.SIGTERM, leave)
     try:
-        started.wait_until_ready("/readiness")
-        deadline = time.monotonic() + 60
-        while healthy_workers(started) != {one.url for one in workers}:
-            if time.monotonic() > deadline:
-                raise ServerError(f"the router did not find its workers: {started.get('/workers')}")
-            time.sleep(0.2)
-    except BaseException:
-        started.stop()
-        raise
-    return started
+        yield servers
+    finally:
+        # Who sends SIGTERM may not wait long, and may send it again.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for server in servers:
+            server.terminate()
+        for server in servers:
+            server.stop()
+        signal.signal(signal.SIGTERM, before)
 
 
-def healthy_workers(started: Server) -> set[str]:
-    """The addresses of the workers that a router takes for healthy."""
-    listed = json.loads(started.get("/workers"))["workers"]
-    return {one["url"] for one in listed if one["is_healthy"]}
+def sglang_command(model: str | Path, port: int, *options: str) -> list[str]:
+    """The command that starts an SGLang server. options: more of `sglang.launch_server`."""
+    return [
+        *(sys.executable, "-W", "ignore", "-m", "sglang.launch_server"),
+        *("--model-path", str(model), "--host", "127.0.0.1", "--port", str(port)),
+        # An idle scheduler would keep a core busy that another server is measured on.
+        *("--sleep-on-idle", *options),
+    ]
 
 
-def exit_on_termination() -> None:
-    """Let SIGTERM end this process as Ctrl-C does, so that the servers it started end too."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+def sglang_server(name: str, model: str | Path, options: Sequence[str], log: Path) -> Server:
+    """Start an SGLang server."""
+    port = free_port()
+    return Server(name, sglang_command(model, port, *options), port, log)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -21,8 +20,9 @@ from bench.demo.chart import draw
 from bench.demo.process import EngineRunError, run_job
 from bench.demo.prompts import MOVED, PromptBuilder
 from bench.demo.records import EngineRun, Job, QuestionKey
-from bench.demo.report import as_json, as_text, setting_text, thresholds_text, write_docs
+from bench.demo.report import as_json, as_text, thresholds_text, write_docs
 from bench.demo.results import Results, summarise
+from bench.pages import setting_text
 from radix_rope.models.catalog import DEFAULT_MODEL
 from radix_rope.models.errors import FetchError
 from radix_rope.models.fetch import fetch_model
@@ -189,8 +189,7 @@ def _write(options: argparse.Namespace, results: Results, setting: dict[str, obj
     chart = options.output / "demo.png"
     draw(results, setting_text(setting), chart)
     if options.write_docs:
-        shutil.copyfile(chart, options.write_docs.with_name(chart.name))
-        write_docs(options.write_docs, results, setting, chart.name)
+        write_docs(options.write_docs, results, setting, chart)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.demo.results import Results, Row
+from bench.pages import markdown_table, setting_text, verdict_text, write_generated
 
-BEGIN_MARK = "<!-- written by python -m bench.demo --write-docs: begin -->"
-END_MARK = "<!-- written by python -m bench.demo --write-docs: end -->"
+WRITER = "bench.demo"
 
 _HEADER = (
     "scenario",
@@ -53,16 +53,13 @@ def as_text(results: Results) -> str:
 
 def as_markdown(results: Results) -> str:
     """The table for a page."""
-    header, *lines = table_rows(results)
-    rule = tuple(":--" if column in _LEFT_ALIGNED else "--:" for column in range(len(header)))
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in (header, rule, *lines)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+    return markdown_table(table_rows(results), _LEFT_ALIGNED)
 
 
 def thresholds_text(results: Results) -> str:
     """One line per promise, then the answers that were lost."""
     lines = [
-        f"{'pass' if check.passed else 'MISS'}  {check.promise}: {check.measured}"
+        verdict_text(check.passed, f"{check.promise}: {check.measured}")
         for check in results.thresholds
     ]
     lines += [
@@ -79,36 +76,21 @@ def as_json(results: Results, setting: dict[str, object]) -> str:
     return json.dumps({"setting": setting, **dataclasses.asdict(results)}, indent=2)
 
 
-def setting_text(setting: dict[str, object]) -> str:
-    """What was run and where, one line."""
-    return ", ".join(f"{name}: {value}" for name, value in setting.items())
-
-
-def write_docs(page: Path, results: Results, setting: dict[str, object], chart: str) -> None:
-    """Replace the generated part of a page.
-
-    chart: the chart's address as seen from the page.
+def write_docs(page: Path, results: Results, setting: dict[str, object], chart: Path) -> None:
+    """Replace the generated part of a page, and copy the chart beside it.
 
     Raises:
         ValueError: the page has no generated part.
     """
-    text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN_MARK)
-    _, end, after = rest.partition(END_MARK)
-    if not begin or not end:
-        raise ValueError(
-            f"{page} has no part to write the results into; it must contain the lines "
-            f"{BEGIN_MARK!r} and {END_MARK!r}"
-        )
     generated = "\n\n".join(
         (
             setting_text(setting),
             as_markdown(results),
-            f"![Time to first token by scenario]({chart})",
+            f"![Time to first token by scenario]({chart.name})",
             f"```\n{thresholds_text(results)}\n```",
         )
     )
-    page.write_text(f"{before}{BEGIN_MARK}\n\n{generated}\n\n{END_MARK}{after}", encoding="utf-8")
+    write_generated(page, WRITER, generated, chart)
 
 
 def _table_row(row: Row) -> tuple[str, ...]:

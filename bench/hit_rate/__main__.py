@@ -7,24 +7,25 @@ does not matter what else the machine does.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
-from bench.demo.setting import describe_machine
 from bench.hit_rate.law import Prices
 from bench.hit_rate.measure import measure_cases, measure_law
 from bench.hit_rate.report import Results, Side, as_json, as_markdown, draw, largest_deviation
 from bench.hit_rate.workloads import Shape, cases
-from bench.pages import write_generated
-from bench.servers import OUR_CACHE, STOCK_CACHE, ServerError, exit_on_termination, worker
+from bench.pages import write_generated, write_results
+from bench.servers import OUR_CACHE, STOCK_CACHE, ServerError, stopped_at_exit
+from bench.workers import worker
 from radix_rope.models.catalog import DEFAULT_MODEL
 from radix_rope.models.errors import FetchError
 from radix_rope.models.fetch import fetch_model
+from radix_rope.quality.machine import describe_machine
 
 LAWS = [(10, 64, 1), (20, 64, 1), (40, 64, 1), (10, 64, 16)]
 """Turns, increment and answer of the append-only sessions; the last shows what answers add."""
@@ -40,7 +41,6 @@ _NAME = "hit_rate"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write; the exit code is 1 when a server broke or the law did."""
     options = _parse(arguments)
-    exit_on_termination()
     options.output.mkdir(parents=True, exist_ok=True)
     try:
         model = fetch_model(DEFAULT_MODEL, None, "float32")
@@ -57,14 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **describe_machine(),
     }
     results = Results(stock, ours, options.prices, setting)
-    chart = options.output / f"{_NAME}.png"
-    text = as_markdown(results, chart.name)
-    (options.output / f"{_NAME}.json").write_text(as_json(results) + "\n", encoding="utf-8")
-    (options.output / f"{_NAME}.md").write_text(text + "\n", encoding="utf-8")
-    draw(results, chart)
+    text = as_markdown(results, f"{_NAME}.png")
+    chart = write_results(options.output / _NAME, as_json(results), text, partial(draw, results))
     if options.write_docs:
-        shutil.copyfile(chart, options.write_docs.with_name(chart.name))
-        write_generated(options.write_docs, "bench.hit_rate", text)
+        write_generated(options.write_docs, "bench.hit_rate", text, chart)
     print(text)
     deviation = largest_deviation(results)
     print(f"\nlargest deviation from the law: {100 * deviation:.2f} percentage points")
@@ -104,13 +100,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _side(model: Path, cache: str, options: argparse.Namespace) -> Side:
     title = "radix_rope" if cache == OUR_CACHE else "stock"
     log = options.output / f"{_NAME}_{title}.log"
-    log.unlink(missing_ok=True)
     made = cases(SEED + 1000, Shape())
-    started = worker(model, title, cache, log, max_total_tokens=POOL_TOKENS, layers=options.layers)
     with (
-        started as server,
+        stopped_at_exit() as running,
         tqdm(total=1 + len(LAWS) + len(made), desc=title, mininterval=0) as bar,
     ):
+        server = worker(
+            model, title, cache, log, max_total_tokens=POOL_TOKENS, layers=options.layers
+        )
+        running.append(server)
         server.wait_until_ready()
         bar.update()
 

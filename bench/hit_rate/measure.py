@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.hit_rate.law import Tokens
 from bench.hit_rate.workloads import Case, Session, append_only
-from bench.servers import Answer, Server
+from bench.workers import Answer, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 
 
 def measure_law(
-    server: Server, settings: list[tuple[int, int, int]], seed: int, progress: Progress
+    server: Worker, settings: list[tuple[int, int, int]], seed: int, progress: Progress
 ) -> list[Law]:
     """The append-only session of every (turns, increment, answer), against an empty cache."""
     found = []
@@ -45,7 +45,7 @@ def measure_law(
     return found
 
 
-def measure_cases(server: Server, made: list[Case], progress: Progress) -> list[Counted]:
+def measure_cases(server: Worker, made: list[Case], progress: Progress) -> list[Counted]:
     """Every case against an empty cache; its sessions are used up."""
     found = []
     for case in made:
@@ -56,7 +56,7 @@ def measure_cases(server: Server, made: list[Case], progress: Progress) -> list[
     return found
 
 
-def run_session(server: Server, session: Session) -> Tokens:
+def run_session(server: Worker, session: Session) -> Tokens:
     """Send one session to its end."""
     counted = Tokens()
     request = next(session)

@@ -10,7 +10,7 @@ from textwrap import fill
 
 from bench.hit_rate.law import Prices, append_only_rate
 from bench.hit_rate.measure import Counted, Law
-from bench.pages import markdown_table
+from bench.pages import markdown_table, setting_text
 
 _STOCK, _OURS = "stock RadixCache", "radix_rope"
 _EXACT, _SHIFTED, _COMPUTED = "#1f77b4", "#7fb3d9", "#e3e6ea"
@@ -54,11 +54,6 @@ def as_markdown(results: Results, chart: str) -> str:
             _cost_table(results),
         )
     )
-
-
-def setting_text(setting: dict[str, object]) -> str:
-    """What was run and where, one line."""
-    return ", ".join(f"{name}: {value}" for name, value in setting.items())
 
 
 def largest_deviation(results: Results) -> float:

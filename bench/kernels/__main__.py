@@ -12,15 +12,15 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from bench.kernels import report
 from bench.kernels.cases import SHAPES, Result, fitting, run_case
+from bench.pages import setting_text
+from radix_rope.quality.machine import processor, versions
 from radix_rope.rotary.dtypes import CACHE_DTYPES
 from radix_rope.rotary.roundings import error_after
 
@@ -50,7 +50,7 @@ def measure(options: argparse.Namespace) -> tuple[list[Result], dict[str, object
     """All cases that the options name, printed as they come."""
     device = torch.device(options.device)
     setting = _setting(device, options.rounds, options.max_gib)
-    print(", ".join(f"{name}: {value}" for name, value in setting.items()))
+    print(setting_text(setting))
     print("ratio: time of the faster plain copy over own time, median (lowest to highest round)")
     results: list[Result] = []
     for shape in (shape for shape in SHAPES if shape.name in options.shapes):
@@ -76,32 +76,16 @@ def _errors() -> list[tuple[str, str, list[float]]]:
 
 
 def _setting(device: torch.device, rounds: int, max_gib: float) -> dict[str, object]:
-    where = torch.cuda.get_device_name() if device.type == "cuda" else _processor()
+    where = torch.cuda.get_device_name() if device.type == "cuda" else processor()
     return {
         "date": datetime.date.today().isoformat(),
         "device": where,
         "cores": len(os.sched_getaffinity(0)),
         "torch threads": torch.get_num_threads(),
-        **{name: found for name in ("torch", "numba", "triton") if (found := _version(name))},
+        **versions("torch", "numba", "triton"),
         "rounds": rounds,
         "largest pool": f"{max_gib:g} GiB",
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _parser() -> argparse.ArgumentParser:

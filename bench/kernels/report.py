@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.kernels.cases import Result
-from bench.pages import markdown_table, write_generated
+from bench.pages import markdown_table, setting_text, verdict_text, write_generated
 
 COPIES = ("torch buf[dst]=buf[src]", "torch index_copy_", "device copy")
 # Of the speed of a plain copy of the same bytes.
@@ -104,9 +104,12 @@ def verdicts(results: Sequence[Result]) -> list[str]:
         worst = min(rated, key=lambda r: r.ratio_median)
         below = sum(r.ratio_median < target for r in rated)
         lines.append(
-            f"{'MISS' if below else 'pass'}  {kernel}: {target} of a plain copy's speed; worst "
-            f"median {worst.ratio_median:.2f} ({worst.shape}, {worst.dtype}, {worst.tokens:,} "
-            f"tokens), {below} of {len(rated)} cases below"
+            verdict_text(
+                not below,
+                f"{kernel}: {target} of a plain copy's speed; worst median "
+                f"{worst.ratio_median:.2f} ({worst.shape}, {worst.dtype}, {worst.tokens:,} "
+                f"tokens), {below} of {len(rated)} cases below",
+            )
         )
     return lines
 
@@ -133,9 +136,8 @@ def write_docs(
     Raises:
         ValueError: the page has no such part.
     """
-    described = ", ".join(f"{name}: {value}" for name, value in setting.items())
     checked = "\n".join(verdicts(results))
-    text = f"{described}\n\n{as_markdown(results)}\n\n```\n{checked}\n```"
+    text = f"{setting_text(setting)}\n\n{as_markdown(results)}\n\n```\n{checked}\n```"
     write_generated(page, PARTS[device], text)
 
 

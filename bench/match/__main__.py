@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.demo.setting import describe_machine
 from bench.match import report
 from bench.match.adversarial import adversarial, measure_adversarial
 from bench.match.caches import Caches
 from bench.match.measure import measure_inserts, measure_matches, measure_memory
+from radix_rope.quality.machine import describe_machine
 
 KINDS = (("shifted", 0.0), ("shifted", 0.5), ("shifted", 0.95), ("prefix", 0.5), ("prefix", 0.95))
 

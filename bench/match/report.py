@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.match.caches import NODE_TOKENS
 from bench.match.timing import Timing
-from bench.pages import markdown_table, write_generated
+from bench.pages import markdown_table, setting_text, verdict_text, write_generated
 
 WRITER = "bench.match"
 
@@ -92,7 +92,7 @@ def verdicts(numbers: Mapping[str, Any]) -> list[str]:
     grown = growths(matches)
     kind = max(grown, key=lambda key: grown[key])
     lines = [
-        _verdict(
+        verdict_text(
             grown[kind] <= GROWTH,
             f"CPU time grows at most {GROWTH} times from {sizes[0]:,} to {sizes[-1]:,} cached "
             f"tokens: {min(grown.values()):.2f} to {grown[kind]:.2f} ({_kind(kind)})",
@@ -109,7 +109,7 @@ def verdicts(numbers: Mapping[str, Any]) -> list[str]:
                 key=lambda r: float(r["ours"]["median_ms"]),
             )
             lines.append(
-                _verdict(
+                verdict_text(
                     worst["ours"]["median_ms"] <= limit,
                     f"{size:,} tokens against {cached:,} cached in at most {limit:g} ms: "
                     f"{spread(worst['ours'])} ({worst['layout']}, {worst['hit_share']:.0%} hits)",
@@ -117,7 +117,7 @@ def verdicts(numbers: Mapping[str, Any]) -> list[str]:
             )
     slowest = max(inserts, key=lambda r: float(r["on_top"]["median_ms"]))
     lines.append(
-        _verdict(
+        verdict_text(
             slowest["on_top"]["median_ms"] <= INSERT_MS,
             f"inserting {NODE_TOKENS:,} tokens costs at most {INSERT_MS:g} ms on top of stock: "
             f"{spread(slowest['on_top'])} at {slowest['cached_tokens']:,} cached",
@@ -129,7 +129,7 @@ def verdicts(numbers: Mapping[str, Any]) -> list[str]:
         *(r["bytes_per_token"] for r in inserts),
     )
     lines.append(
-        _verdict(
+        verdict_text(
             worst_bytes <= BYTES_PER_TOKEN,
             f"index at most {BYTES_PER_TOKEN:g} bytes per cached token: {worst_bytes:.2f} at worst "
             f"while filling; at {memory['cached_tokens']:,} tokens "
@@ -145,7 +145,7 @@ def as_markdown(setting: Mapping[str, object], numbers: Mapping[str, Any]) -> st
     checked = "\n".join(verdicts(numbers))
     return "\n\n".join(
         (
-            ", ".join(f"{name}: {value}" for name, value in setting.items()),
+            setting_text(setting),
             f"```\n{checked}\n```",
             "Matching, ms (median [10th, 90th percentile]):",
             matches_table(numbers["matches"]),
@@ -174,7 +174,3 @@ def spread(timing: Mapping[str, float]) -> str:
 
 def _kind(kind: tuple[int, str, float]) -> str:
     return f"{kind[0]:,} tokens, {kind[1]}, {kind[2]:.0%} hits"
-
-
-def _verdict(passed: bool, text: str) -> str:
-    return f"{'pass' if passed else 'MISS'}  {text}"

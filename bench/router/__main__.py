@@ -7,26 +7,26 @@ does not matter what else the machine does.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from bench.demo.setting import describe_machine
 from bench.hit_rate.workloads import fresh_tokens
-from bench.pages import write_generated
+from bench.pages import write_generated, write_results
 from bench.router.measure import POLICIES, Cell, measure
 from bench.router.report import Results, as_json, as_markdown, draw
 from bench.router.workloads import Size, workloads
-from bench.servers import OUR_CACHE, Server, ServerError, exit_on_termination, worker
+from bench.servers import OUR_CACHE, ServerError, stopped_at_exit
+from bench.workers import worker
 from radix_rope.models.catalog import DEFAULT_MODEL
 from radix_rope.models.errors import FetchError
 from radix_rope.models.fetch import fetch_model
+from radix_rope.quality.machine import describe_machine
 from radix_rope.routing import WINDOW_TOKENS, routing_key
 
 SEED = 11
@@ -41,7 +41,6 @@ _NAME = "router"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write; the exit code is 1 when a server broke."""
     options = _parse(arguments)
-    exit_on_termination()
     options.output.mkdir(parents=True, exist_ok=True)
     try:
         cells = _cells(options)
@@ -58,14 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **describe_machine(),
     }
     results = Results(cells, [(share, *_agreement(share)) for share in SHARES], setting)
-    chart = options.output / f"{_NAME}.png"
-    text = as_markdown(results, chart.name)
-    (options.output / f"{_NAME}.json").write_text(as_json(results) + "\n", encoding="utf-8")
-    (options.output / f"{_NAME}.md").write_text(text + "\n", encoding="utf-8")
-    draw(results, chart)
+    text = as_markdown(results, f"{_NAME}.png")
+    chart = write_results(options.output / _NAME, as_json(results), text, partial(draw, results))
     if options.write_docs:
-        shutil.copyfile(chart, options.write_docs.with_name(chart.name))
-        write_generated(options.write_docs, "bench.router", text)
+        write_generated(options.write_docs, "bench.router", text, chart)
     print(text)
     return 0
 
@@ -96,26 +91,30 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
     model = fetch_model(DEFAULT_MODEL, None, "float32")
     seeds, size = [SEED + number for number in range(options.repetitions)], Size()
     steps = 1 + len(POLICIES) * len(seeds) * len(workloads(SEED, size))
-    with ExitStack() as stack, tqdm(total=steps, desc="router", mininterval=0) as bar:
-
-        def start(name: str) -> Server:
-            log = options.output / f"{_NAME}_{name}.log"
-            log.unlink(missing_ok=True)
-            layers = options.layers or None
-            return stack.enter_context(
-                worker(model, name, OUR_CACHE, log, max_total_tokens=POOL_TOKENS, layers=layers)
-            )
+    with stopped_at_exit() as running, tqdm(total=steps, desc="router", mininterval=0) as bar:
 
         def progress(what: str) -> None:
             bar.set_postfix_str(what, refresh=False)
             bar.update()
 
-        workers = [start("worker-0"), start("worker-1")]
+        workers = []
+        for name in ("worker-0", "worker-1"):
+            log = options.output / f"{_NAME}_{name}.log"
+            workers.append(
+                worker(
+                    model,
+                    name,
+                    OUR_CACHE,
+                    log,
+                    max_total_tokens=POOL_TOKENS,
+                    layers=options.layers,
+                )
+            )
+            running.append(workers[-1])
         for one in workers:
             one.wait_until_ready()
         progress("workers started")
         log = options.output / f"{_NAME}.log"
-        log.unlink(missing_ok=True)
         return measure(workers, seeds, size, POLICIES, log, progress)
 
 

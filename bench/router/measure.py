@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.router.workloads import Ids, Size, workloads
-from bench.servers import Answer, Server, router
+from bench.workers import Answer, Worker, router
 from radix_rope.routing import HEADER, RoutingMemory, routing_key
 
 ANSWER_TOKENS = 8
@@ -68,7 +68,7 @@ class Cell:
 
 
 def measure(
-    workers: Sequence[Server],
+    workers: Sequence[Worker],
     seeds: Sequence[int],
     size: Size,
     policies: Sequence[Policy],
@@ -96,7 +96,7 @@ def measure(
     return list(cells.values())
 
 
-def send(front: Server, waves: Sequence[Sequence[Ids]], policy: Policy) -> Shares:
+def send(front: Worker, waves: Sequence[Sequence[Ids]], policy: Policy) -> Shares:
     """One pass over a workload."""
     key = policy.keys() if policy.keys else None
     answers: list[Answer] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from textwrap import fill
 
-from bench.pages import markdown_table
+from bench.pages import markdown_table, setting_text
 from bench.router.measure import Cell
 
 _COLOURS = ("#d9dde2", "#bcc3cb", "#9aa5b1", "#e0a458", "#76818d", "#7fb3d9", "#1f77b4")
@@ -34,10 +34,9 @@ def as_json(results: Results) -> str:
 
 def as_markdown(results: Results, chart: str) -> str:
     """The generated part of a page. chart: the chart's address as seen from the page."""
-    setting = ", ".join(f"{name}: {value}" for name, value in results.setting.items())
     return "\n\n".join(
         (
-            setting,
+            setting_text(results.setting),
             _table(results.cells),
             f"![Computed share by policy]({chart})",
             "How often two prompts of 1,000 tokens get the same `routing_key`:",

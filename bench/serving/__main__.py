@@ -9,11 +9,11 @@ import argparse
 import dataclasses
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,30 @@ import requests
 from torch import accelerator
 from tqdm import tqdm
 
-from bench.demo.setting import describe_machine
+from bench.pages import setting_text, write_results
+from bench.servers import (
+    OUR_CACHE,
+    STOCK_CACHE,
+    Server,
+    ServerError,
+    sglang_server,
+    stopped_at_exit,
+)
 from bench.serving.chart import draw
 from bench.serving.client import Client, RequestError
 from bench.serving.measure import Measurement
 from bench.serving.presets import PRESETS, Preset
 from bench.serving.records import BASELINE, EXACT_ONLY, OURS, Cell, Load
-from bench.serving.report import as_json, as_markdown, setting_text, write_docs
+from bench.serving.report import as_json, as_markdown, write_docs
 from bench.serving.results import checks
-from bench.serving.servers import Server, ServerError, stopped_at_exit
 from bench.serving.workloads import WORKLOADS
 from bench.serving.writer import Vocabulary
 from radix_rope.config import RadixRopeConfig, parse_config
 from radix_rope.models.catalog import DEFAULT_MODEL
 from radix_rope.models.errors import FetchError
 from radix_rope.models.fetch import fetch_model
+from radix_rope.quality.machine import describe_machine
 
-_RADIX_CACHE = "sglang.srt.mem_cache.radix_cache:RadixCache"
 _SPARE_TOKENS = 1024
 
 
@@ -172,10 +179,10 @@ def _servers(options: argparse.Namespace) -> dict[str, list[str]]:
     """Names and options of the servers to start."""
     servers = {
         BASELINE: [],
-        EXACT_ONLY: ["--radix-cache-impl", _RADIX_CACHE],
+        EXACT_ONLY: ["--radix-cache-impl", STOCK_CACHE],
         OURS: [
             "--radix-cache-impl",
-            "radix_rope",
+            OUR_CACHE,
             "--radix-rope-config",
             options.radix_rope_config,
         ],
@@ -213,11 +220,11 @@ def _start(
 ) -> list[Client]:
     logs.mkdir(parents=True, exist_ok=True)
     for name, own in servers.items():
-        server = Server(name, model, [*common, *own], logs / f"{name}.log")
+        server = sglang_server(name, model, [*common, *own], logs / f"{name}.log")
         running.append(server)
         # One after the other: SGLang measures the memory that is free before and after it loads.
         server.wait_until_ready()
-    return [Client(s.name, s.base_url, "sglang", "default", tokenizer) for s in running]
+    return [Client(s.name, s.url, "sglang", "default", tokenizer) for s in running]
 
 
 def _running(urls: Sequence[str], tokenizer: Any) -> list[Client]:
@@ -252,14 +259,14 @@ def _write(
 ) -> None:
     markdown = as_markdown(cells, loads, setting)
     base = options.output / options.name
-    base.with_suffix(".json").write_text(as_json(cells, loads, setting) + "\n", encoding="utf-8")
-    base.with_suffix(".md").write_text(markdown + "\n", encoding="utf-8")
-    chart = base.with_suffix(".png")
-    draw(cells, loads, setting_text(setting), chart)
+    chart = write_results(
+        base,
+        as_json(cells, loads, setting),
+        markdown,
+        partial(draw, cells, loads, setting_text(setting)),
+    )
     if options.write_docs:
-        page: Path = options.write_docs
-        shutil.copyfile(chart, page.with_name(chart.name))
-        write_docs(page, options.preset, markdown, chart.name)
+        write_docs(options.write_docs, options.preset, markdown, chart)
     print(f"\n{markdown}\n\nWritten: {base}.json, .md, .png")
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.pages import markdown_table, write_generated
+from bench.pages import markdown_table, setting_text, verdict_text, write_generated
 from bench.serving.records import BASELINE, OURS, Cell, Load
 from bench.serving.results import (
     Check,
@@ -43,8 +43,7 @@ def as_markdown(cells: Sequence[Cell], loads: Sequence[Load], setting: Setting) 
 def checks_text(found: Sequence[Check]) -> str:
     """One line per promise."""
     return "\n".join(
-        f"{'pass' if check.passed else 'MISS'}  {check.promise}: {check.measured}"
-        for check in found
+        verdict_text(check.passed, f"{check.promise}: {check.measured}") for check in found
     )
 
 
@@ -61,21 +60,14 @@ def as_json(cells: Sequence[Cell], loads: Sequence[Load], setting: Setting) -> s
     )
 
 
-def setting_text(setting: Setting) -> str:
-    """What was run and where, one line."""
-    return ", ".join(f"{name}: {value}" for name, value in setting.items())
-
-
-def write_docs(page: Path, preset: str, markdown: str, chart: str) -> None:
-    """Replace the part of a page that holds the results of `preset`.
-
-    chart: the chart's address as seen from the page.
+def write_docs(page: Path, preset: str, markdown: str, chart: Path) -> None:
+    """Replace the part of a page that holds the results of `preset`; its chart goes beside it.
 
     Raises:
         ValueError: the page has no such part.
     """
-    picture = f"![Time to first token, hit shares, requests per second]({chart})"
-    write_generated(page, f"bench.serving --preset {preset}", f"{markdown}\n\n{picture}")
+    picture = f"![Time to first token, hit shares, requests per second]({chart.name})"
+    write_generated(page, f"bench.serving --preset {preset}", f"{markdown}\n\n{picture}", chart)
 
 
 def _cell_table(cells: Sequence[Cell]) -> str:

@@ -16,12 +16,13 @@ _FAMILIES = (
     ("attention: 5%, 15%", ("attention5", "attention15"), "#d62728", "s"),
     ("better donor, first 16", ("better_donor",), "#2ca02c", "D"),
 )
+_COLUMNS = 3
 # Zero has no place on a logarithmic axis.
 _SMALLEST_KL_NATS = 1e-7
 
 
 def draw(measurement: Measurement, limits: Limits, subtitle: str, path: Path) -> None:
-    """Write the chart as PNG (or what else the name ends in).
+    """Write the chart as PNG (or what else the name ends in): a panel per measured scenario.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -32,17 +33,26 @@ def draw(measurement: Measurement, limits: Limits, subtitle: str, path: Path) ->
     from matplotlib import pyplot
 
     table = rows(measurement)
-    figure, axes = pyplot.subplots(2, 3, figsize=(13, 7.2), layout="constrained")
-    for axis, (scenario, title) in zip(axes.flat, SCENARIOS.items(), strict=True):
+    measured = {row.scenario for row in table}
+    shown = [scenario for scenario in SCENARIOS if scenario in measured]
+    columns = min(_COLUMNS, max(1, len(shown)))
+    lines = max(1, -(-len(shown) // columns))
+    size = (13 * columns / _COLUMNS, 3.2 * lines + 0.8)
+    figure, axes = pyplot.subplots(
+        lines, columns, figsize=size, layout="constrained", squeeze=False
+    )
+    for axis in axes.flat[len(shown) :]:
+        axis.set_visible(False)
+    for axis, scenario in zip(axes.flat, shown, strict=False):
         own = [row for row in table if row.scenario == scenario]
-        axis.set_title(title, fontsize=9)
+        axis.set_title(SCENARIOS[scenario], fontsize=9)
         axis.set_yscale("log")
         axis.spines[["top", "right"]].set_visible(False)
         if scenario == "repeated":
             _draw_repeated(axis, own)
         else:
             _draw_frontier(axis, own)
-        if scenario in limits.max_kl_nats and own:
+        if scenario in limits.max_kl_nats:
             allowed = allowed_kl_nats(scenario, table, limits)
             axis.axhline(allowed, color="#999999", linewidth=0.8, linestyle=":")
             axis.annotate(
@@ -56,13 +66,19 @@ def draw(measurement: Measurement, limits: Limits, subtitle: str, path: Path) ->
             )
     for axis in axes[:, 0]:
         axis.set_ylabel("mean KL over the gold answer, nats")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    for more in axes.flat[1:]:
-        for handle, label in zip(*more.get_legend_handles_labels(), strict=True):
-            if label not in labels:
-                handles.append(handle)
-                labels.append(label)
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    legend = {
+        label: handle
+        for axis in axes.flat
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        legend.values(),
+        legend.keys(),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+    )
     figure.suptitle(subtitle, fontsize=8)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

@@ -11,8 +11,7 @@ from bench.demo.chart import draw
 from bench.demo.prompts import MOVED, SCENARIOS
 from bench.demo.records import Answer, EngineRun, Timing
 from bench.demo.report import (
-    BEGIN_MARK,
-    END_MARK,
+    WRITER,
     as_json,
     as_markdown,
     as_text,
@@ -20,6 +19,7 @@ from bench.demo.report import (
     write_docs,
 )
 from bench.demo.results import Results, summarise
+from bench.pages import marks
 from radix_rope.quality.texts import fact_sheets
 
 SHEETS = fact_sheets()
@@ -123,21 +123,25 @@ def test_json_holds_setting_rows_questions_and_promises() -> None:
 
 
 def test_only_the_marked_part_of_a_page_is_written(tmp_path: Path) -> None:
-    page = tmp_path / "demo.md"
-    page.write_text(f"before\n{BEGIN_MARK}\nold\n{END_MARK}\nafter\n")
+    page, chart = tmp_path / "demo.md", tmp_path / "out" / "demo.png"
+    chart.parent.mkdir()
+    chart.write_bytes(b"drawn")
+    begin, end = marks(WRITER)
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     for _ in range(2):
-        write_docs(page, summary(), {"cores": 2}, "demo.png")
+        write_docs(page, summary(), {"cores": 2}, chart)
         text = page.read_text()
         assert text.startswith("before\n") and text.endswith("\nafter\n")
         assert "old" not in text and "(demo.png)" in text and "cores: 2" in text
-        assert text.count(BEGIN_MARK) == text.count(END_MARK) == 1
+        assert text.count(begin) == text.count(end) == 1
+        assert (tmp_path / "demo.png").read_bytes() == b"drawn"
 
 
 def test_a_page_without_marks_is_refused_and_kept(tmp_path: Path) -> None:
     page = tmp_path / "demo.md"
     page.write_text("nothing here\n")
     with pytest.raises(ValueError, match="must contain"):
-        write_docs(page, summary(), {}, "demo.png")
+        write_docs(page, summary(), {}, tmp_path / "demo.png")
     assert page.read_text() == "nothing here\n"
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.servers import OUR_CACHE, Answer, Server, healthy_workers, router, worker
+from bench.servers import OUR_CACHE
+from bench.workers import Answer, Worker, healthy_workers, router, worker
 from radix_rope.routing import HEADER, RoutingMemory, choose_worker, routing_key
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
@@ -30,13 +31,13 @@ WATCHFUL = (
     *("--cb-success-threshold", "1", "--cb-timeout-duration-secs", "1"),
 )
 
-Start = Callable[..., Server]
+Start = Callable[..., Worker]
 
 
 @pytest.fixture(scope="module")
-def workers(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+def workers(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
     logs = tmp_path_factory.mktemp("workers")
-    started: list[Server] = []
+    started: list[Worker] = []
     try:
         for name in ("worker-0", "worker-1"):
             log = logs / name
@@ -52,16 +53,16 @@ def workers(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def empty(workers: list[Server]) -> list[Server]:
+def empty(workers: list[Worker]) -> list[Worker]:
     for one in workers:
         one.flush()
     return workers
 
 
 @pytest.fixture
-def start(empty: list[Server], tmp_path: Path) -> Callable[..., object]:
+def start(empty: list[Worker], tmp_path: Path) -> Callable[..., object]:
     @contextmanager
-    def started(policy: str, *options: str) -> Iterator[Server]:
+    def started(policy: str, *options: str) -> Iterator[Worker]:
         with router(empty, policy, tmp_path / "router", *options) as front:
             yield front
 
@@ -75,7 +76,7 @@ def moved(documents: list[list[int]], document: int, head: int) -> list[int]:
 
 
 @contextmanager
-def unanswered(workers: Sequence[Server]) -> Iterator[None]:
+def unanswered(workers: Sequence[Worker]) -> Iterator[None]:
     """Hold back what workers answer: they compute, but their detokenizers stand still."""
     detokenizers = [
         process
@@ -95,7 +96,7 @@ def unanswered(workers: Sequence[Server]) -> Iterator[None]:
 
 
 def under_way_together(
-    front: Server, workers: Sequence[Server], prompts: Sequence[list[int]], keys: Sequence[str] = ()
+    front: Worker, workers: Sequence[Worker], prompts: Sequence[list[int]], keys: Sequence[str] = ()
 ) -> list[Answer]:
     """Send each prompt when a worker has begun the one before; all answers come at the end."""
     headers = [{HEADER: key} for key in keys] or [{}] * len(prompts)
@@ -127,7 +128,7 @@ def test_policies_blind_to_content_find_a_block_only_where_they_happen_to_look(
 
 
 def test_cache_aware_follows_prefixes_and_nothing_else(
-    empty: list[Server], start: Start, documents: list[list[int]]
+    empty: list[Worker], start: Start, documents: list[list[int]]
 ) -> None:
     with start("cache_aware") as front:
         # Under way together, so the second goes to the worker that has nothing to do.
@@ -169,7 +170,7 @@ def test_equal_keys_meet(start: Start, documents: list[list[int]]) -> None:
 
 
 def test_unequal_keys_under_way_spread(
-    empty: list[Server], start: Start, documents: list[list[int]]
+    empty: list[Worker], start: Start, documents: list[list[int]]
 ) -> None:
     """`min_group` counts the keys under way: equal counts are broken at random, others never."""
     prompts = [moved(documents, document, document) for document in range(6)]
@@ -184,7 +185,7 @@ def test_unequal_keys_under_way_spread(
             assert front.generate(prompt, headers={HEADER: key}).worker == worker
 
 
-def test_without_a_router_a_client_chooses(empty: list[Server], documents: list[list[int]]) -> None:
+def test_without_a_router_a_client_chooses(empty: list[Worker], documents: list[list[int]]) -> None:
     memory, by_url = RoutingMemory(), {one.url: one for one in empty}
     for turn in range(2):
         for document in range(4):
@@ -212,15 +213,15 @@ def test_what_the_router_passes_on(
             assert details["cached_tokens"] == 0, "each salt is new to the worker it meets"
 
 
-def prefills(one: Server) -> int:
+def prefills(one: Worker) -> int:
     """How many prefills it began, not counting health checks, which have one token."""
     return len(re.findall(r"Prefill batch.*#new-token: (?!1,)", one.log()))
 
 
 def test_a_worker_that_dies_and_comes_back_loses_no_request(
-    workers: list[Server], start: Start, documents: list[list[int]]
+    workers: list[Worker], start: Start, documents: list[list[int]]
 ) -> None:
-    def ask(front: Server, number: int) -> str:
+    def ask(front: Worker, number: int) -> str:
         prompt = moved(documents, number % 10, number % 10)
         return front.generate(prompt, headers={HEADER: str(number)}).worker
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from bench.pages import markdown_table, write_generated
 from radix_rope.models.fetch import fetch_model
 from tests.integration.engines import STOCK, EngineUnderTest
 from tests.soak.prompts import known_answers, pool_of
@@ -57,19 +58,15 @@ def main() -> int:
 
 
 def write_docs(path: Path, summary: dict[str, Any]) -> None:
-    """Put the summary between the file's markers."""
-    begin, end = "<!-- soak:begin -->\n", "<!-- soak:end -->"
-    head, rest = path.read_text().split(begin)
-    tail = rest.split(end)[1]
+    """Put the summary into its part of the page."""
     rows = [
-        f"| {key.replace('_', ' ')} | {_cell(value)} |"
+        (key.replace("_", " "), _cell(value))
         for key, value in summary.items()
         if key != "memory_mib_curve"
     ]
-    table = "\n".join(["| what | found |", "|---|---|", *rows])
+    table = markdown_table([("what", "found"), *rows], left=(0, 1))
     curve = f"Resident memory of the scheduler by time, MiB: {summary['memory_mib_curve']}."
-    text = f"{table}\n\n{curve}\n"
-    path.write_text(f"{head}{begin}{text}{end}{tail}")
+    write_generated(path, "tests.soak", f"{table}\n\n{curve}")
 
 
 def _cell(value: Any) -> str:

@@ -118,12 +118,15 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_page(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
+    page, chart = tmp_path / "page.md", tmp_path / "out" / "x.png"
+    chart.parent.mkdir()
+    chart.write_bytes(b"drawn")
     begin, end = marks("bench.serving --preset short")
     page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
-    write_docs(page, "short", "the table", "x.png")
+    write_docs(page, "short", "the table", chart)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n")
     assert "the table" in text and "](x.png)" in text and "old" not in text
+    assert (tmp_path / "x.png").read_bytes() == b"drawn"
     with pytest.raises(ValueError, match="no part to write the results into"):
-        write_docs(page, "claims", "the table", "y.png")
+        write_docs(page, "claims", "the table", chart)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.serving.servers import Server, ServerError, stopped_at_exit
+from bench.servers import ServerError, sglang_server, stopped_at_exit
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def test_all_stop_when_the_benchmark_is_asked_to_end(tmp_path: Path) -> None:
     pids = []
     with pytest.raises(SystemExit) as ended, stopped_at_exit() as servers:
         for name in ("one", "two"):
-            servers.append(Server(name, "model", [], tmp_path / name))
-            pids.append(servers[-1]._process.pid)
+            servers.append(sglang_server(name, "model", [], tmp_path / name))
+            pids.append(servers[-1].pid)
         assert all(psutil.pid_exists(pid) for pid in pids)
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
@@ -45,6 +45,8 @@ def test_all_stop_when_the_benchmark_is_asked_to_end(tmp_path: Path) -> None:
 
 def test_a_server_that_ends_while_it_starts_shows_its_log(tmp_path: Path) -> None:
     with stopped_at_exit() as servers:
-        servers.append(Server("mine", "no-such-model", ["--no-such-option"], tmp_path / "log"))
+        servers.append(
+            sglang_server("mine", "no-such-model", ["--no-such-option"], tmp_path / "log")
+        )
         with pytest.raises(ServerError, match=r"(?s)mine ended with exit code .*no-such-option"):
             servers[0].wait_until_ready()
