@@ -24,6 +24,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from bench.pages import (
+    around_generated,
     markdown_table,
     setting_text,
     verdict_text,
@@ -99,6 +100,8 @@ class Sample:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; exit code 1 when radix_rope's median throughput is not within the target."""
     options = _parse(arguments)
+    if options.write_docs is not None:
+        around_generated(options.write_docs, "bench.overhead")
     size = QUICK if options.quick else FULL
     if options.rounds:
         size = dataclasses.replace(size, rounds=options.rounds)

@@ -53,6 +53,19 @@ def write_generated(page: Path, writer: str, text: str, chart: Path | None = Non
     Raises:
         ValueError: the page has no part of this writer.
     """
+    begin, end = marks(writer)
+    before, after = around_generated(page, writer)
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+    if chart is not None:
+        shutil.copyfile(chart, page.with_name(chart.name))
+
+
+def around_generated(page: Path, writer: str) -> tuple[str, str]:
+    """What stands before and after the part of `writer`; ask before a long run for nothing.
+
+    Raises:
+        ValueError: the page has no part of this writer.
+    """
     begin_mark, end_mark = marks(writer)
     content = page.read_text(encoding="utf-8")
     before, begin, rest = content.partition(begin_mark)
@@ -62,6 +75,4 @@ def write_generated(page: Path, writer: str, text: str, chart: Path | None = Non
             f"{page} has no part to write the results into; it must contain the lines "
             f"{begin_mark!r} and {end_mark!r}"
         )
-    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
-    if chart is not None:
-        shutil.copyfile(chart, page.with_name(chart.name))
+    return before, after

@@ -19,7 +19,7 @@ from bench.hit_rate.law import Prices
 from bench.hit_rate.measure import measure_cases, measure_law
 from bench.hit_rate.report import Results, Side, as_json, as_markdown, draw, largest_deviation
 from bench.hit_rate.workloads import Shape, cases
-from bench.pages import write_generated, write_results
+from bench.pages import around_generated, write_generated, write_results
 from bench.servers import OUR_CACHE, STOCK_CACHE, ServerError, stopped_at_exit
 from bench.workers import worker
 from radix_rope.models.catalog import DEFAULT_MODEL
@@ -43,10 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     try:
+        if options.write_docs:
+            around_generated(options.write_docs, "bench.hit_rate")
         model = fetch_model(DEFAULT_MODEL, None, "float32")
         stock = _side(model, STOCK_CACHE, options)
         ours = _side(model, OUR_CACHE, options)
-    except (ServerError, FetchError) as error:
+    except (ServerError, FetchError, ValueError) as error:
         print(f"hit_rate: {error}", file=sys.stderr)
         return 1
     layers = f"{options.layers} layers, random weights" if options.layers else "whole"

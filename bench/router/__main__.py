@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bench.hit_rate.workloads import fresh_tokens
-from bench.pages import write_generated, write_results
+from bench.pages import around_generated, write_generated, write_results
 from bench.router.measure import POLICIES, Cell, measure
 from bench.router.report import Results, as_json, as_markdown, draw
 from bench.router.workloads import Size, workloads
@@ -43,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     try:
+        if options.write_docs:
+            around_generated(options.write_docs, "bench.router")
         cells = _cells(options)
-    except (ServerError, FetchError) as error:
+    except (ServerError, FetchError, ValueError) as error:
         print(f"router: {error}", file=sys.stderr)
         return 1
     layers = f"{options.layers} layers, random weights" if options.layers else "whole"

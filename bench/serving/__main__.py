@@ -21,7 +21,7 @@ import requests
 from torch import accelerator
 from tqdm import tqdm
 
-from bench.pages import setting_text, write_results
+from bench.pages import around_generated, setting_text, write_results
 from bench.servers import (
     OUR_CACHE,
     STOCK_CACHE,
@@ -33,9 +33,9 @@ from bench.servers import (
 from bench.serving.chart import draw
 from bench.serving.client import Client, RequestError
 from bench.serving.measure import Measurement
-from bench.serving.presets import PRESETS, Preset
+from bench.serving.presets import PRESETS, CellPlan, Preset
 from bench.serving.records import BASELINE, EXACT_ONLY, OURS, Cell, Load
-from bench.serving.report import as_json, as_markdown, write_docs
+from bench.serving.report import as_json, as_markdown, write_docs, writer
 from bench.serving.results import checks
 from bench.serving.workloads import WORKLOADS
 from bench.serving.writer import Vocabulary
@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begin = time.monotonic()
     options.output.mkdir(parents=True, exist_ok=True)
     try:
+        if options.write_docs:
+            around_generated(options.write_docs, writer(options.preset))
         cells, loads, setting = _run(options)
     except (FetchError, ServerError, RequestError, ValueError, requests.RequestException) as error:
         print(f"bench.serving: {error}", file=sys.stderr)
@@ -163,9 +165,19 @@ def _preset(options: argparse.Namespace) -> Preset:
     keep = options.workloads or list(WORKLOADS)
     return dataclasses.replace(
         preset,
-        cells=tuple(plan for plan in preset.cells if plan.workload in keep),
+        cells=tuple(
+            _with_requests(plan, options.requests) for plan in preset.cells if plan.workload in keep
+        ),
         loads=tuple(p for p in preset.loads if p.workload in keep and not options.no_load),
-        requests=options.requests or preset.requests,
+    )
+
+
+def _with_requests(plan: CellPlan, requests: int | None) -> CellPlan:
+    if requests is None:
+        return plan
+    radix_cache = requests if plan.radix_cache_requests else 0
+    return dataclasses.replace(
+        plan, requests=requests, stock_requests=requests, radix_cache_requests=radix_cache
     )
 
 

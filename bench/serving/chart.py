@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import Any
 
 from bench.serving.records import BASELINE, EXACT_ONLY, OURS, Cell, Load
-from bench.serving.results import shares, speed_up, ttft
+from bench.serving.results import load_metric, shares, speed_up, ttft
 
 _COLOURS = {BASELINE: "#9aa5b1", EXACT_ONLY: "#5d6b78", OURS: "#1f77b4"}
 _OTHERS = ("#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
@@ -107,13 +107,15 @@ def _draw_load(
     styled = list(zip(workloads, ("-", "--", ":", "-.") * 9, strict=False))
     for name, colour in colours.items():
         for workload, style in styled:
-            line = [load for load in loads if (load.workload, load.server) == (workload, name)]
-            line.sort(key=lambda load: load.rate)
-            at = [rates.index(load.rate) if by_rate else workloads.index(workload) for load in line]
             for metric, marker, alpha in zip(metrics, "o^x", (1.0, 0.7, 0.5), strict=False):
+                points = [
+                    (rates.index(rate) if by_rate else workloads.index(workload), found.median)
+                    for rate in rates
+                    if (found := load_metric(loads, workload, rate, name, metric))
+                ]
                 axis.plot(
-                    at,
-                    [load.metrics[metric] for load in line],
+                    [place for place, _ in points],
+                    [value for _, value in points],
                     style,
                     marker=marker,
                     alpha=alpha,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from bench.serving.client import Client
 from bench.serving.fit import Fitted, fit
 from bench.serving.presets import CellPlan, LoadPlan, Preset
-from bench.serving.records import BASELINE, EXACT_ONLY, OURS, Cell, Load, Sample
+from bench.serving.records import EXACT_ONLY, OURS, Cell, Load, Sample
 from bench.serving.workloads import WORKLOADS
 from bench.serving.writer import Tokens, Vocabulary, Writer
 from radix_rope.config import RadixRopeConfig
@@ -39,13 +39,14 @@ class Measurement:
         self._seed = seed
         self._writers = [Writer(vocabulary, seed * 1000 + i) for i in range(len(preset.cells))]
         self._cells = [
-            (plan, writer, _fitted(plan, writer, preset.requests, config, sequential=True))
+            (plan, writer, _fitted(plan, writer, plan.requests, config, sequential=True))
             for plan, writer in zip(preset.cells, self._writers, strict=True)
         ]
         self._loads: list[tuple[LoadPlan, Fitted]] = []
         for i, plan in enumerate(preset.loads):
             writer = Writer(vocabulary, seed * 1000 + 500 + i)
-            fitted = _fitted(plan, writer, preset.load_requests, config, sequential=False)
+            requests = plan.requests * plan.bursts
+            fitted = _fitted(plan, writer, requests, config, sequential=False)
             self._loads.append((plan, fitted))
         first = preset.cells[0]
         self._warm_writer = Writer(vocabulary, seed * 1000 + 999)
@@ -53,25 +54,25 @@ class Measurement:
 
     def steps(self, servers: int) -> int:
         """How often `progress` will be called; stock's `RadixCache` is one of the servers."""
-        cells = servers * len(self._cells) - sum(not p.radix_cache for p in self._preset.cells)
-        bursts = (servers - 1) * sum(len(plan.rates) for plan, _ in self._loads)
+        left_out = sum(not plan.radix_cache_requests for plan in self._preset.cells)
+        cells = servers * len(self._cells) - left_out
+        bursts = (servers - 1) * sum(len(plan.rates) * plan.bursts for plan, _ in self._loads)
         return servers + cells + bursts
 
     @property
     def cache_tokens(self) -> int:
         """Slots with which no server evicts anything within a cell."""
-        preset = self._preset
         cells = [
             _tokens(fitted.episode.donors)
             + _tokens(fitted.episode.requests)
-            + preset.requests * preset.controls * fitted.expected[0].computed_tokens
-            for _, _, fitted in self._cells
+            + plan.requests * plan.controls * fitted.expected[0].computed_tokens
+            for plan, _, fitted in self._cells
         ]
         loads = [
             _tokens(fitted.episode.donors)
             + _tokens(fitted.episode.requests)
-            + preset.load_requests * preset.load_output_tokens
-            for _, fitted in self._loads
+            + plan.requests * plan.bursts * plan.output_tokens
+            for plan, fitted in self._loads
         ]
         return max(cells + loads)
 
@@ -91,23 +92,26 @@ class Measurement:
         """All cells, one request at a time."""
         few = _without_radix_cache(clients)
         return [
-            self._cell(clients if plan.radix_cache else few, plan, writer, fitted)
+            self._cell(clients if plan.radix_cache_requests else few, plan, writer, fitted)
             for plan, writer, fitted in self._cells
         ]
 
     def under_load(self, clients: Sequence[Client]) -> list[Load]:
-        """All bursts, one server at a time."""
+        """All bursts, one server at a time; servers take turns, and who is first changes."""
         results, clients = [], _without_radix_cache(clients)
         for turn, (plan, fitted) in enumerate(self._loads):
             for rate in plan.rates:
-                for client in _rotated(clients, turn):
-                    results.append(self._load(client, plan, fitted, rate))
+                for client in clients:
+                    self._fill(client, fitted)
+                for burst in range(plan.bursts):
+                    for client in _rotated(clients, turn + burst):
+                        results.append(self._load(client, plan, fitted, rate, burst))
         return results
 
     def _cell(
         self, clients: Sequence[Client], plan: CellPlan, writer: Writer, fitted: Fitted
     ) -> Cell:
-        preset, workload = self._preset, WORKLOADS[plan.workload]
+        workload = WORKLOADS[plan.workload]
         for client in clients:
             self._fill(client, fitted)
             self._progress(f"{workload.title}, {plan.size.prompt_tokens:,}: {client.name}")
@@ -127,10 +131,9 @@ class Measurement:
 
         for i, prompt in enumerate(fitted.episode.requests):
             for client in _rotated(clients, i):
-                main = client.name in (BASELINE, OURS)
-                if i < (preset.requests if main else preset.extra_requests):
+                if i < _asked(client, plan):
                     send(client, prompt, True, i, 0)
-            for repeat in range(preset.controls):
+            for repeat in range(plan.controls):
                 control = fitted.control(writer, i, repeat)
                 for client in _rotated(clients, i + repeat):
                     send(client, control, False, i, repeat)
@@ -142,11 +145,12 @@ class Measurement:
             samples=tuple(samples),
         )
 
-    def _load(self, client: Client, plan: LoadPlan, fitted: Fitted, rate: float) -> Load:
-        self._fill(client, fitted)
-        burst = client.burst(
-            fitted.episode.requests, rate, self._preset.load_output_tokens, self._seed
-        )
+    def _load(
+        self, client: Client, plan: LoadPlan, fitted: Fitted, rate: float, number: int
+    ) -> Load:
+        first = number * plan.requests
+        prompts = fitted.episode.requests[first : first + plan.requests]
+        burst = client.burst(prompts, rate, plan.output_tokens, self._seed + number)
         title = WORKLOADS[plan.workload].title
         self._progress(f"{title} at {rate:g} requests/s: {client.name}")
         return Load(
@@ -155,6 +159,7 @@ class Measurement:
             prompt_tokens=plan.size.prompt_tokens,
             reusable_percent=plan.size.reusable_percent,
             rate=rate,
+            burst=number,
             server=client.name,
             metrics=burst.metrics,
             answers=burst.answers,
@@ -176,6 +181,13 @@ def _fitted(
 ) -> Fitted:
     workload = WORKLOADS[plan.workload]
     return fit(workload, writer, plan.size, requests, config, sequential=sequential)
+
+
+def _asked(client: Client, plan: CellPlan) -> int:
+    """How many of the shifted requests a server gets, from the first."""
+    return {OURS: plan.requests, EXACT_ONLY: plan.radix_cache_requests}.get(
+        client.name, plan.stock_requests
+    )
 
 
 def _without_radix_cache(clients: Sequence[Client]) -> Sequence[Client]:

@@ -65,8 +65,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One workload at one size and rate on one server.
+    """One burst of one workload at one size and rate on one server.
 
+    burst: which; bursts of different servers with equal numbers are the same requests.
     metrics: SGLang's `BenchmarkMetrics` of the burst.
     """
 
@@ -75,6 +76,7 @@ class Load:
     prompt_tokens: int
     reusable_percent: float
     rate: float
+    burst: int
     server: str
     metrics: dict[str, float]
     answers: tuple[Answer, ...]

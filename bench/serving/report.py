@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.pages import markdown_table, setting_text, verdict_text, write_generated
@@ -18,6 +19,7 @@ from bench.serving.results import (
     Spread,
     checks,
     limit_ratio,
+    load_metric,
     load_ratio,
     prompt_tokens,
     shares,
@@ -60,6 +62,11 @@ def as_json(cells: Sequence[Cell], loads: Sequence[Load], setting: Setting) -> s
     )
 
 
+def writer(preset: str) -> str:
+    """Under which name a preset's results stand on a page."""
+    return f"bench.serving --preset {preset}"
+
+
 def write_docs(page: Path, preset: str, markdown: str, chart: Path) -> None:
     """Replace the part of a page that holds the results of `preset`; its chart goes beside it.
 
@@ -67,7 +74,7 @@ def write_docs(page: Path, preset: str, markdown: str, chart: Path) -> None:
         ValueError: the page has no such part.
     """
     picture = f"![Time to first token, hit shares, requests per second]({chart.name})"
-    write_generated(page, f"bench.serving --preset {preset}", f"{markdown}\n\n{picture}", chart)
+    write_generated(page, writer(preset), f"{markdown}\n\n{picture}", chart)
 
 
 def _cell_table(cells: Sequence[Cell]) -> str:
@@ -118,16 +125,19 @@ def _load_table(loads: Sequence[Load]) -> str:
         "ratio of requests/s",
     ]
     rows = []
-    for load in loads:
-        ratio = load_ratio(loads, load.workload, load.rate) if load.server == OURS else None
+    # One line for all bursts of a server at a rate, in the order in which they were first sent.
+    for load in (load for load in loads if not load.burst):
+        of = partial(load_metric, loads, load.workload, load.rate, load.server)
         rows.append(
             [
                 load.title,
                 f"{load.rate:g}",
                 load.server,
-                f"{load.metrics['request_throughput']:.2f}",
-                *(f"{load.metrics[f'{at}_ttft_ms']:,.0f}" for at in ("median", "p90", "p99")),
-                "" if ratio is None else f"{ratio:.1f}",
+                _ratio(of("request_throughput"), 2),
+                *(_ms(of(f"{at}_ttft_ms")) for at in ("median", "p90", "p99")),
+                _ratio(load_ratio(loads, load.workload, load.rate), 1)
+                if load.server == OURS
+                else "",
             ]
         )
     return markdown_table([header, *rows], left=(0, 2))

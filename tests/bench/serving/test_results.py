@@ -1,6 +1,7 @@
 """Ratios, promises, tables and the page, on made-up samples."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,14 +42,14 @@ def cell(workload: str = "shared_prefix", ours_ms: float = 200.0) -> Cell:
     return Cell(workload, "a workload", 1024, 95, tuple(samples))
 
 
-def load(server: str, rate: float, served: float) -> Load:
+def load(server: str, rate: float, served: float, burst: int = 0) -> Load:
     metrics = {
         "request_throughput": served,
         "median_ttft_ms": 100.0,
         "p90_ttft_ms": 200.0,
         "p99_ttft_ms": 300.0,
     }
-    return Load("shared_prefix", "a workload", 1024, 95, rate, server, metrics, ())
+    return Load("shared_prefix", "a workload", 1024, 95, rate, burst, server, metrics, ())
 
 
 def test_ratio_is_that_of_medians_with_the_range_by_request() -> None:
@@ -85,15 +86,38 @@ def test_shares_are_unknown_where_a_server_does_not_report_them() -> None:
 def test_promises() -> None:
     loads = [load(BASELINE, float("inf"), 0.5), load(OURS, float("inf"), 1.4)]
     found = {check.promise: check.passed for check in checks([cell()], loads)}
-    assert len(found) == 5
+    assert len(found) == 6
     assert [passed for promise, passed in found.items() if "times lower" in promise] == [True]
     assert [passed for promise, passed in found.items() if "at saturation" in promise] == [False]
-    assert [passed for promise, passed in found.items() if "unshifted," in promise] == [True]
+    assert [passed for promise, passed in found.items() if "unshifted," in promise] == [True, True]
     slow = {c.promise: c.passed for c in checks([cell(ours_ms=400)], [])}
     assert [p for p, passed in slow.items() if not passed and "times lower" in p]
     assert [p for p, passed in slow.items() if not passed and "plain prefill" in p]
     # No promise was made for this workload.
     assert not [c for c in checks([cell("fan_out")], []) if "times lower" in c.promise]
+
+
+def test_both_trees_are_rivals_where_both_were_measured() -> None:
+    both = cell()
+    slower = [sample(EXACT_ONLY, True, 0, 1500, (0, 0))]
+    found = [c for c in checks([replace(both, samples=both.samples + tuple(slower))], [])]
+    lower = {c.promise: (c.measured, c.passed) for c in found if "times lower" in c.promise}
+    assert [passed for _, passed in lower.values()] == [True, False]
+    assert ["RadixCache" in promise for promise in lower] == [False, True]
+    assert list(lower.values())[1][0] == "7.5 times (7.5-7.5)"
+
+
+def test_bursts_are_compared_one_by_one() -> None:
+    loads = [
+        load(server, float("inf"), served, burst)
+        for server, speeds in ((BASELINE, (1.0, 2.0)), (OURS, (4.0, 6.0)))
+        for burst, served in enumerate(speeds)
+    ]
+    ratio = load_ratio(loads, "shared_prefix", float("inf"))
+    assert ratio is not None
+    assert (ratio.median, ratio.low, ratio.high) == pytest.approx((10 / 3, 3.0, 4.0))
+    (row,) = (line for line in as_markdown([], loads, {}).splitlines() if OURS in line)
+    assert "| 5.00 (4.00-6.00) |" in row and "| 3.3 (3.0-4.0) |" in row
 
 
 def test_a_wrong_count_is_noticed() -> None:
