@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from bench.counting import counting_parser, model_text
 from bench.hit_rate.law import Prices
 from bench.hit_rate.measure import measure_cases, measure_law
 from bench.hit_rate.report import Results, Side, as_json, as_markdown, draw, largest_deviation
@@ -51,9 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ServerError, FetchError, ValueError) as error:
         print(f"hit_rate: {error}", file=sys.stderr)
         return 1
-    layers = f"{options.layers} layers, random weights" if options.layers else "whole"
     setting: dict[str, object] = {
-        "model": f"{DEFAULT_MODEL} float32 ({layers})",
+        "model": model_text(options.layers),
         "radix_rope": "default options",
         "seed": SEED,
         **describe_machine(),
@@ -70,21 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.hit_rate", description=main.__doc__)
-    parser.add_argument(
-        "--output", type=Path, default=Path("bench/results"), help="folder (%(default)s)"
-    )
-    parser.add_argument(
-        "--layers",
-        type=int,
-        default=2,
-        metavar="N",
-        help="only N layers with random weights; 0 takes the whole model, to the same counts "
-        "(%(default)s)",
-    )
-    parser.add_argument(
-        "--write-docs", type=Path, metavar="PAGE", help="also write tables and chart into this page"
-    )
+    parser = counting_parser("bench.hit_rate", main.__doc__)
     for price in fields(Prices):
         parser.add_argument(
             f"--price-{price.name}",

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+from bench.counting import counting_parser, model_text
 from bench.hit_rate.workloads import fresh_tokens
 from bench.pages import around_generated, write_generated, write_results
 from bench.router.measure import POLICIES, Cell, measure
@@ -49,9 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ServerError, FetchError, ValueError) as error:
         print(f"router: {error}", file=sys.stderr)
         return 1
-    layers = f"{options.layers} layers, random weights" if options.layers else "whole"
     setting: dict[str, object] = {
-        "model": f"{DEFAULT_MODEL} float32 ({layers})",
+        "model": model_text(options.layers),
         "workers": "2, radix_rope with default options",
         "sglang-router": version("sglang-router"),
         "runs": options.repetitions,
@@ -68,23 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.router", description=main.__doc__)
-    parser.add_argument(
-        "--output", type=Path, default=Path("bench/results"), help="folder (%(default)s)"
-    )
-    parser.add_argument(
-        "--layers",
-        type=int,
-        default=2,
-        metavar="N",
-        help="only N layers with random weights; 0 takes the whole model, to the same counts "
-        "(%(default)s)",
-    )
+    parser = counting_parser("bench.router", main.__doc__)
     parser.add_argument(
         "--repetitions", type=int, default=2, help="workloads from other seeds (%(default)s)"
-    )
-    parser.add_argument(
-        "--write-docs", type=Path, metavar="PAGE", help="also write table and chart into this page"
     )
     return parser.parse_args(arguments)
 

@@ -18,22 +18,7 @@ _ROLES = ("planner", "reviewer", "tester", "editor", "translator", "release mana
 
 def shared_prefix(writer: Writer, shape: Shape) -> Episode:
     """A long shared prefix behind a head of its own per request (an id, a user's name)."""
-    shared = writer.block("shared", shape.bulk_tokens)
-
-    def prompt(name: str, head_tokens: int, fresh_tokens: int) -> Tokens:
-        return (
-            *writer.block(f"head {name}", head_tokens),
-            *shared,
-            *writer.block(f"question {name}", fresh_tokens),
-        )
-
-    return Episode(
-        donors=(prompt("donor", _HEAD_TOKENS, shape.fresh_tokens[0]),),
-        requests=tuple(
-            prompt(str(i), _HEAD_TOKENS + 1 + i % 3, fresh)
-            for i, fresh in enumerate(shape.fresh_tokens)
-        ),
-    )
+    return _unique_before(writer, shape, (), "head", writer.block("shared", shape.bulk_tokens))
 
 
 def permuted_documents(writer: Writer, shape: Shape) -> Episode:
@@ -62,12 +47,19 @@ def breaker(writer: Writer, shape: Shape) -> Episode:
     prefix_tokens = shape.bulk_tokens // 4
     prefix = writer.block("prefix", prefix_tokens)
     suffix = writer.block("suffix", shape.bulk_tokens - prefix_tokens)
+    return _unique_before(writer, shape, prefix, "breaker", suffix)
 
-    def prompt(name: str, breaker_tokens: int, fresh_tokens: int) -> Tokens:
+
+def _unique_before(
+    writer: Writer, shape: Shape, prefix: Tokens, unique: str, shared: Tokens
+) -> Episode:
+    """`prefix`, then for every request something unique of another length, `shared`, a question."""
+
+    def prompt(name: str, unique_tokens: int, fresh_tokens: int) -> Tokens:
         return (
             *prefix,
-            *writer.block(f"breaker {name}", breaker_tokens),
-            *suffix,
+            *writer.block(f"{unique} {name}", unique_tokens),
+            *shared,
             *writer.block(f"question {name}", fresh_tokens),
         )
 
