@@ -64,7 +64,7 @@ class Size:
     singles: int
 
 
-FULL = Size(rounds=9, prompts=8, prompt_tokens=192, turns=4, output_tokens=8, singles=3)
+FULL = Size(rounds=7, prompts=8, prompt_tokens=192, turns=4, output_tokens=8, singles=3)
 QUICK = Size(rounds=2, prompts=3, prompt_tokens=96, turns=2, output_tokens=2, singles=1)
 
 
