@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from radix_rope.integration.cpu.attention import CpuAttentionBackend
+from radix_rope.integration.cpu.attention import CpuAttentionBackend, _attend, _attend_masked
 
 
 def backend() -> CpuAttentionBackend:
@@ -87,6 +87,22 @@ def test_rows_equal_the_reference(
         assert (output[first : first + length].double() - expected).abs().max() < bound
         first += length
     assert all(torch.equal(run(), output) for _ in range(3)), "not bit-stable"
+
+
+@pytest.mark.parametrize("window", [None, 600])
+@pytest.mark.parametrize(("prefix", "length"), [(120, 904), (640, 660), (512, 600)])
+def test_a_long_row_behind_a_prefix_is_computed_in_blocks(
+    prefix: int, length: int, window: int | None
+) -> None:
+    torch.manual_seed(3)
+    query = torch.randn(length, 9, 64)
+    key, value = torch.randn(3, prefix + length, 64), torch.randn(3, prefix + length, 64)
+    output = _attend(query, key, value, prefix, 0.125, window)
+    # One call computes what the mask hides as well. (Equal to the bit on the processors tried.)
+    whole = _attend_masked(query, key, value, prefix, 0.125, window)
+    assert (output - whole).abs().max() < 1e-6
+    expected = reference(query, key.transpose(0, 1), value.transpose(0, 1), prefix, 0.125, window)
+    assert (output.double() - expected).abs().max() < 2e-6
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:

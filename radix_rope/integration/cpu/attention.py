@@ -16,6 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from radix_rope.integration.cpu.platform import ATTENTION_BACKEND
 
+_BLOCK_TOKENS = 512
+"""How many keys torch's CPU flash kernel takes at a time."""
+
 
 class CpuAttentionBackend(TorchNativeAttnBackend):  # type: ignore[misc]
     """`torch_native` with the padded and repeated work removed.
@@ -153,6 +156,32 @@ def _attend(
                 scale=scaling,
             )[0].transpose(0, 1)
         return out.view(m, heads, -1)
+    if m <= _BLOCK_TOKENS:
+        return _attend_masked(query, key, value, prefix_tokens, scaling, window)
+    # A mask does not keep the kernel from computing what it hides. Blocks that end where the
+    # kernel's own blocks of keys do leave that out, and add in the same order as one call.
+    parts = []
+    first, end = prefix_tokens, prefix_tokens + m
+    while first < end:
+        last = min(end, (first // _BLOCK_TOKENS + 1) * _BLOCK_TOKENS)
+        rows = query[first - prefix_tokens : last - prefix_tokens]
+        parts.append(_attend_masked(rows, key[:, :last], value[:, :last], first, scaling, window))
+        first = last
+    return torch.cat(parts)
+
+
+def _attend_masked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    prefix_tokens: int,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """`_attend` in one call of the kernel, all query heads of a group at once."""
+    m, heads, dim = query.shape
+    kv_heads = key.shape[0]
+    group = heads // kv_heads
     # [kv_heads, group * m, d]: the heads of a group are more query rows.
     folded = query.view(m, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
     mask = None
