@@ -79,7 +79,8 @@ def ttft_ratio(
 ) -> Spread | None:
     """Ratio of the medians of TTFT, `over` to `under`, with the range of the ratios by request.
 
-    Ratios by request compare answers to the same request number, measured one after the other;
+    Ratios by request compare answers to the same request, measured one after the other; where one
+    server was asked fewer of them, every answer of one with every answer of the other.
     over several cells the median is that of all such ratios.
     """
     pairs: list[float] = []
@@ -90,11 +91,13 @@ def ttft_ratio(
             continue
         medians.append(_median_ms(first) / _median_ms(second))
         if over_shifted == under_shifted:
-            by_key = {(s.request, s.repeat): s.answer.ttft_ms for s in second}
+            asked = [{(s.request, s.repeat) for s in side} for side in (first, second)]
+            alike = asked[0] == asked[1]
             pairs += [
-                s.answer.ttft_ms / by_key[s.request, s.repeat]
-                for s in first
-                if (s.request, s.repeat) in by_key
+                a.answer.ttft_ms / b.answer.ttft_ms
+                for a in first
+                for b in second
+                if not alike or (a.request, a.repeat) == (b.request, b.repeat)
             ]
         else:
             pairs += [
