@@ -129,6 +129,11 @@ def refuse_options(cfg: Any) -> None:
         (cfg.enable_two_batch_overlap, "--enable-two-batch-overlap", _NEEDS_WHOLE_ROWS),
         (cfg.enable_single_batch_overlap, "--enable-single-batch-overlap", _NEEDS_WHOLE_ROWS),
         (cfg.enable_pdmux, "--enable-pdmux", _NEEDS_WHOLE_ROWS),
+        (
+            cfg.enable_torch_compile,
+            "--enable-torch-compile",
+            "compiled forwards beside those in rows have not been shown to work",
+        ),
         (cfg.dllm_algorithm is not None, "--dllm-algorithm", "its attention is not causal"),
         (cfg.enable_mis, "--enable-mis", "the items of a prompt do not see each other"),
         (cfg.enable_return_routed_experts, "--enable-return-routed-experts", _NEEDS_ALL_COMPUTED),

@@ -129,6 +129,7 @@ def plain_config(**changed: Any) -> SimpleNamespace:
         "enable_mixed_chunk": True, "enable_return_hidden_states": False,
         "enable_deterministic_inference": False, "kv_canary": "none", "kv_events_config": None,
         "attn_dp_size": 1, "lora_paths": None, "radix_eviction_policy": "lru",
+        "enable_torch_compile": False,
     }  # fmt: skip
     return SimpleNamespace(**{**values, **changed})
 
@@ -192,6 +193,7 @@ def test_refused_before_the_model_is_loaded(
         ({"enable_return_indexer_topk": True}, "--enable-return-indexer-topk"),
         ({"enable_return_hidden_states": True}, "--enable-mixed-chunk with --enable-return-hidden"),
         ({"enable_deterministic_inference": True}, "--enable-deterministic-inference"),
+        ({"enable_torch_compile": True}, "--enable-torch-compile"),
         ({"kv_canary": "raise"}, "--kv-canary raise"),
         ({"enable_layernorm_sp": True}, "--enable-layernorm-sp"),
         ({"enable_attn_tp_input_scattered": True}, "--enable-attn-tp-input-scattered"),
