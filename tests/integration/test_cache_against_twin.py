@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from radix_rope.config import RadixRopeConfig
-from radix_rope.content import check_plan, search
+from radix_rope.content import check_plan, make_plan, search
 from radix_rope.content.segment import Provenance
 from radix_rope.integration.cache import RadixRopeCache
 from radix_rope.integration.request import RequestState
@@ -209,6 +209,10 @@ class CacheTwin(Twin):
         # Whatever locking would leave to allocate is another test's question.
         req.extend_len = 0
         reuse = plan_batch(self.cache, batch(self.cache, req), max_rows=10**6)
+        wanted = make_plan(
+            self.tree, np.array(tokens), begin, len(tokens), namespace, self.cache.plan_options
+        )
+        assert [e.plan.runs for e in reuse.entries] == ([wanted.runs] if wanted else [])
         for entry in reuse.entries:
             check_plan(entry.plan, np.array(tokens))
             self.locks += [(None, path) for run in entry.plan.runs for path in [self.donor(run)]]
