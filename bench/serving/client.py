@@ -123,7 +123,9 @@ class Client:
 
     def _answer(self, output: Any) -> Answer:
         exact = shifted = None
+        details = output.cached_tokens_details or {}
         if self.backend == "sglang":
-            shifted = int((output.cached_tokens_details or {}).get("shifted", 0))
+            shifted = int(details.get("shifted", 0))
             exact = output.cached_tokens - shifted
-        return Answer(1e3 * output.ttft, output.prompt_len, exact, shifted)
+        recomputed = int(details.get("recomputed", 0))
+        return Answer(1e3 * output.ttft, output.prompt_len, exact, shifted, recomputed)

@@ -16,20 +16,24 @@ EXACT_ONLY = "RadixCache"
 class Answer:
     """One request's times and where its prompt came from.
 
-    exact_tokens, shifted_tokens: None where the server does not report them.
+    Attributes:
+        exact_tokens, shifted_tokens: None where the server does not report them.
+        recomputed_tokens: prompt tokens that a second pass (repair `attention`) computed once more.
     """
 
     ttft_ms: float
     prompt_tokens: int
     exact_tokens: int | None
     shifted_tokens: int | None
+    recomputed_tokens: int = 0
 
     @property
     def computed_tokens(self) -> int | None:
-        """Prompt tokens that went through the model."""
+        """Prompt tokens that went through the model, those of a second pass once more."""
         if self.exact_tokens is None or self.shifted_tokens is None:
             return None
-        return self.prompt_tokens - self.exact_tokens - self.shifted_tokens
+        once = self.prompt_tokens - self.exact_tokens - self.shifted_tokens
+        return once + self.recomputed_tokens
 
 
 @dataclass(frozen=True, slots=True)

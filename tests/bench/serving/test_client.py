@@ -23,12 +23,14 @@ class Handler(BaseHTTPRequestHandler):
             return
         chunk: dict[str, Any]
         if self.path == "/generate":
-            meta = {
+            meta: dict[str, Any] = {
                 "prompt_tokens": len(prompt),
                 "completion_tokens": 1,
                 "cached_tokens": 7,
                 "cached_tokens_details": {"device": 2, "shifted": 5},
             }
+            if prompt[0] == 2:
+                meta["cached_tokens_details"]["recomputed"] = 4
             chunk = {"text": "" if prompt[0] == 0 else "a", "meta_info": meta}
         else:
             chunk = {"choices": [{"text": "a"}], "usage": {"prompt_tokens": len(prompt)}}
@@ -70,6 +72,11 @@ def test_a_first_token_counts_with_and_without_text(url: str, first: int) -> Non
     assert answer.ttft_ms > 0
     assert (answer.prompt_tokens, answer.exact_tokens, answer.shifted_tokens) == (10, 2, 5)
     assert answer.computed_tokens == 3
+
+
+def test_what_a_second_pass_computes_is_computed(url: str) -> None:
+    answer = Client("one", url, "sglang", "m", Tokenizer()).one((2, *range(9)))
+    assert (answer.recomputed_tokens, answer.computed_tokens) == (4, 10 - 2 - 5 + 4)
 
 
 def test_other_servers_report_no_shares(url: str) -> None:
