@@ -5,6 +5,7 @@ That donors cannot be evicted between plan and copy is shown in `test_locks`.
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,20 @@ from tests.integration.engines import EngineUnderTest, shifted
 pytestmark = pytest.mark.engine
 
 Documents = list[list[int]]
+
+# Of a second pass, which only repair by attention has.
+SECOND_PASS = ("scores", "picks", "second forward")
+
+
+def repair(stage: str) -> dict[str, Any] | None:
+    """Sampling parameters of requests that come to this stage."""
+    if stage not in SECOND_PASS:
+        return None
+    return {"custom_params": {"radix_rope": {"repair": "attention", "attention_percent": 30}}}
+
+
+def recomputed(result: dict[str, Any]) -> int:
+    return int((result["meta_info"]["cached_tokens_details"] or {}).get("recomputed", 0))
 
 
 @pytest.fixture
@@ -48,6 +63,7 @@ def plain(engines: Callable[[str], EngineUnderTest], prompts: Documents) -> Docu
         ("lock", "plan"),
         ("copy", "copy"),
         ("forward", "forward"),
+        *((stage, "forward") for stage in SECOND_PASS),
     ],
 )
 def test_a_fault_is_served_whole_and_exact(
@@ -61,22 +77,23 @@ def test_a_fault_is_served_whole_and_exact(
     ours.generate(documents[:2])
     ours.probe("arm_fault", stage=stage, times=1)
     try:
-        failed = ours.one(prompts[0], 5)
-        labels = ours.probe("cached_kv", tokens=prompts[0])["nodes"]
-        after = ours.one(prompts[1], 1)
+        failed = ours.one(prompts[1], 5, sampling=repair(stage))
+        labels = ours.probe("cached_kv", tokens=prompts[1])["nodes"]
+        after = ours.one(prompts[2], 1, sampling=repair(stage))
     finally:
         found = ours.probe("disarm_fault")
     assert found == {"raised": 1, "fallbacks": {counted: 1}, "tracebacks": 1}
-    assert failed["output_ids"] == plain[0]
-    assert failed["meta_info"]["cached_tokens"] == shifted(failed) == 0
-    assert labels[-1][1] >= len(prompts[0]) - 1
+    assert failed["output_ids"] == plain[1]
+    assert failed["meta_info"]["cached_tokens"] == shifted(failed) == recomputed(failed) == 0
+    assert labels[-1][1] >= len(prompts[1]) - 1
     assert all(provenance.exact for _, _, provenance in labels)
     # The next request is served from moved KV again.
     assert shifted(after) > 200
+    assert (recomputed(after) > 0) == (stage in SECOND_PASS)
     ours.assert_nothing_lost()
 
 
-@pytest.mark.parametrize("stage", ["plan", "copy", "forward"])
+@pytest.mark.parametrize("stage", ["plan", "copy", "forward", "second forward"])
 def test_faults_of_every_batch_under_load(
     ours: EngineUnderTest, documents: Documents, prompts: Documents, plain: Documents, stage: str
 ) -> None:
@@ -84,10 +101,14 @@ def test_faults_of_every_batch_under_load(
     ours.probe("arm_fault", stage=stage, times=1000)
     try:
         # One alone, then some together.
-        results = ours.generate(prompts[:1], 5) + ours.generate(prompts[1:], 5)
+        results = [
+            *ours.generate(prompts[:1], 5, sampling=repair(stage)),
+            *ours.generate(prompts[1:], 5, sampling=repair(stage)),
+        ]
     finally:
         found = ours.probe("disarm_fault")
-    assert found["raised"] == found["fallbacks"][stage] >= 2
+    counted = "forward" if stage in SECOND_PASS else stage
+    assert found["raised"] == found["fallbacks"][counted] >= 2
     # Logged at the 1st, 2nd, 4th, ... only.
     assert found["tracebacks"] == found["raised"].bit_length()
     assert [result["output_ids"] for result in results] == plain
