@@ -64,6 +64,11 @@ class Metrics:
             "source",
             SOURCES,
         )
+        self._recomputed = one(
+            counter,
+            "recomputed_tokens_total",
+            "Prompt tokens that a second pass computed again, on top of the prompt tokens.",
+        )
         self._refused = counters(
             "refused_donors_total",
             "Runs that equal cached content and were computed all the same, by reason.",
@@ -136,6 +141,7 @@ class Metrics:
         """Count one extend batch that ran."""
         for source, count in reuse.tokens.items():
             self._prompt_tokens[source].inc(count)
+        self._recomputed.inc(reuse.recomputed_tokens)
         for entry in reuse.entries:
             for run in entry.plan.runs:
                 self._run_tokens.observe(len(run))

@@ -52,6 +52,8 @@ class BatchReuse:
     stats: Any = None
     # For metrics: prompt tokens by source, counted by `commit`.
     tokens: Counter[str] = field(default_factory=Counter)
+    # And those that its second pass computed again.
+    recomputed_tokens: int = 0
     # For `explain`: runs given up after planning, as (place in the batch, run, reason); and by
     # place, which requests were planned and which of their donors the planner refused.
     given_up: list[tuple[int, Run, str]] = field(default_factory=list)

@@ -70,6 +70,7 @@ def run_passes(
         if entry.index in repaired and not entry.req.retracted_stain:
             computed = sum(end - begin for begin, end in repaired[entry.index])
             state_of(entry.req).recomputed_tokens += computed
+            reuse.recomputed_tokens += computed
     return output
 
 
