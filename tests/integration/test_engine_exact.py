@@ -1,7 +1,8 @@
 """The promise of mode `exact`, on real engines: bit for bit what stock SGLang gives.
 
 Random requests of both modes, sent together and partly aborted, on an engine that evicts, cuts
-prompts into chunks and has pages. Stock SGLang is given the exact ones alone, in the same order.
+prompts into chunks, has pages and retracts. Stock SGLang is given the exact ones alone, in the same
+order.
 The arithmetic of both is made independent of batch and prefix (`compute_row_by_row`), so that
 only the KV that a request reads can make a difference.
 """
@@ -28,6 +29,7 @@ class Sent:
     prompt: list[int]
     exact: bool
     aborted: bool
+    new_tokens: int = 3
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,9 @@ def pair(
         engine.flush()
 
 
-def random_mix(documents: list[list[int]], seed: int, requests: int) -> list[Sent]:
+def random_mix(
+    documents: list[list[int]], seed: int, requests: int, new_tokens: int = 3
+) -> list[Sent]:
     """Prompts made of few blocks, so that prefixes, moved runs and repeats all occur."""
     choose = random.Random(seed)
     blocks = [document[:100] for document in documents[:5]]
@@ -57,8 +61,10 @@ def random_mix(documents: list[list[int]], seed: int, requests: int) -> list[Sen
             some = choose.sample(blocks, choose.randint(1, 3))
             prompt = [*choose.choice(heads), *(token for block in some for token in block)]
         prompt = prompt + documents[6 + number % 8][: choose.choice([0, 3, 40])]
-        exact = choose.random() < 0.5
-        mix.append(Sent(f"{seed}-{number}", prompt, exact, not exact and choose.random() < 0.3))
+        exact = choose.random() < 0.6
+        aborted = choose.random() < (0.15 if exact else 0.3)
+        more = 40 if aborted else new_tokens
+        mix.append(Sent(f"{seed}-{number}", prompt, exact, aborted, more))
     return mix
 
 
@@ -72,7 +78,7 @@ def send(engine: EngineUnderTest, mix: list[Sent], together: int) -> dict[str, A
             input_ids=sent.prompt,
             sampling_params={
                 "temperature": 0,
-                "max_new_tokens": 40 if sent.aborted else 3,
+                "max_new_tokens": sent.new_tokens,
                 "ignore_eos": True,
                 "custom_params": mode,
             },
@@ -105,9 +111,18 @@ def test_exact_requests_equal_stock_given_only_them(
     pair: tuple[EngineUnderTest, EngineUnderTest], documents: list[list[int]]
 ) -> None:
     ours, stock = pair
-    mix = [sent for seed in (1, 2, 3) for sent in random_mix(documents, seed, 18)]
-    exact = [sent for sent in mix if sent.exact]
-    mine = send(ours, mix, together=6)
+    calm = [sent for seed in (1, 2) for sent in random_mix(documents, seed, 18)]
+    # Longer answers, so that requests are retracted while they decode.
+    retracting = random_mix(documents, 3, 18, new_tokens=16)
+    mine = send(ours, calm, together=6)
+    ours.probe("set_test_retract", on=True)
+    try:
+        mine |= send(ours, retracting, together=6)
+    finally:
+        ours.probe("set_test_retract", on=False)
+    mix = calm + retracting
+    exact = [sent for sent in mix if sent.exact and not sent.aborted]
+    assert len(exact) < sum(sent.exact for sent in mix), "no exact request was aborted"
     theirs = send(stock, exact, together=1)
     # Much was reused, and more was computed than the pool can hold.
     assert sum(shifted(result) for result in mine.values()) > 1000
@@ -117,8 +132,12 @@ def test_exact_requests_equal_stock_given_only_them(
         if sent.rid in mine
     )
     assert computed > ours.probe("accounting")["total"]
+    retractions = {sent.rid: mine[sent.rid]["meta_info"]["num_retractions"] for sent in exact}
+    assert sum(retractions.values()) > 0, "no exact request was retracted"
     for sent in exact:
         a, b = mine[sent.rid]["meta_info"], theirs[sent.rid]["meta_info"]
+        assert len(a["output_token_logprobs"]) == sent.new_tokens
         assert a["output_token_logprobs"] == b["output_token_logprobs"], sent.rid
         assert shifted(mine[sent.rid]) == 0
+    print(f"retractions of exact requests: {sum(retractions.values())}")
     ours.assert_nothing_lost()
