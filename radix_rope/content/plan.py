@@ -5,7 +5,8 @@ Owns the plain data. May not know how a plan is found.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from radix_rope.content.segment import Segment
 
@@ -117,6 +118,35 @@ class Run:
         """Tokens in it."""
         return self.end - self.begin
 
+    def until(self, end: int) -> Run:
+        """The run without its tokens from request position `end` on, which lies inside it."""
+        pieces: list[DonorPiece] = []
+        at = self.begin
+        for piece in self.pieces:
+            if at >= end:
+                break
+            pieces.append(replace(piece, length=min(piece.length, end - at)))
+            at += piece.length
+        return replace(self, end=end, pieces=tuple(pieces))
+
+    def found_again(self) -> Run:
+        """The same run, with its pieces as the tree holds them now.
+
+        Splits leave every token where it was but name it by another segment. Only for a run whose
+        tokens are all still in the tree.
+        """
+        donor_end = self.donor_begin + len(self)
+        pieces: list[DonorPiece] = []
+        # A split segment keeps its lower part, so everything is at or above the deepest one.
+        segment: Segment | None = self.pieces[-1].segment
+        while segment is not None and segment.end > self.donor_begin:
+            low = max(segment.start, self.donor_begin)
+            high = min(segment.end, donor_end)
+            if low < high:
+                pieces.append(DonorPiece(segment, low - segment.start, high - low))
+            segment = segment.parent
+        return replace(self, pieces=tuple(reversed(pieces)))
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -150,3 +180,63 @@ class ReusePlan:
     def computed_tokens(self) -> int:
         """Tokens that go through the model."""
         return sum(len(row) for row in self.rows)
+
+    def with_runs(self, runs: Sequence[Run]) -> ReusePlan:
+        """The plan with some of its runs only; the others are computed."""
+        return replace(self, runs=tuple(runs), rows=_gaps(self.begin, self.end, runs))
+
+    def until(self, end: int) -> ReusePlan | None:
+        """The plan of [begin, end) alone, for a request that is computed in chunks.
+
+        A run that the end cuts gives up its last token, which a forward always computes, and is
+        computed whole where less than `min_run_tokens` would be left. None when no run is left.
+        """
+        runs = []
+        for run in self.runs:
+            stop = min(run.end, end - 1)
+            if stop - run.begin >= self.options.min_run_tokens:
+                runs.append(run if stop == run.end else run.until(stop))
+        if not runs:
+            return None
+        must_compute = tuple((low, min(high, end)) for low, high in self.must_compute if low < end)
+        return ReusePlan(
+            self.begin, end, tuple(runs), _gaps(self.begin, end, runs), self.options, must_compute
+        )
+
+    def end_within(self, budget_tokens: int, page_size: int = 1) -> int:
+        """Where to cut the plan so that at most `budget_tokens` of its tokens are computed.
+
+        The last multiple of `page_size` up to which that many are, or `end` when the budget lasts
+        so far; `begin` when it lasts for no page. Never before the place where a request without
+        runs would be cut.
+        """
+        left, end = budget_tokens, self.begin
+        for row in self.rows:
+            if left <= 0:
+                break
+            end = row.begin + min(len(row), left)
+            left -= len(row)
+        if end == self.end:
+            return end
+        end = end // page_size * page_size
+        # A cut in the middle of a run costs its last token, or all of a run that gets too short.
+        while end > self.begin and self._computed_until(end) > budget_tokens:
+            end = (end - 1) // page_size * page_size
+        return max(end, self.begin)
+
+    def _computed_until(self, end: int) -> int:
+        """Tokens that `until(end)` computes."""
+        cut = self.until(end)
+        return end - self.begin if cut is None else cut.computed_tokens
+
+
+def _gaps(begin: int, end: int, runs: Sequence[Run]) -> tuple[Row, ...]:
+    """What ascending runs leave of [begin, end)."""
+    rows, at = [], begin
+    for run in runs:
+        if at < run.begin:
+            rows.append(Row(at, run.begin))
+        at = run.end
+    if at < end:
+        rows.append(Row(at, end))
+    return tuple(rows)

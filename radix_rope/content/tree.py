@@ -66,6 +66,8 @@ class ContentTree:
         # one token later.
         self._depth_tokens = page_size + 1
         self.stats = MatchStats()
+        # Grows whenever a plan could come out differently: not with splits and uses.
+        self.version = 0
         self.reset()
 
     def reset(self) -> None:
@@ -77,6 +79,7 @@ class ContentTree:
         self._next_sequence = 0
         self._next_strip = 0
         self._next_namespace = 0
+        self.version += 1
         self.stats.cached_tokens = 0
         self.stats.segments = 0
         self._note_size()
@@ -138,6 +141,7 @@ class ContentTree:
         self.strips[strip.strip_id] = strip
         self._siblings_of(segment, create=True).add(segment)
         self.index.add(*self._windows(segment))
+        self.version += 1
         self.stats.cached_tokens += len(array)
         self.stats.segments += 1
         self._note_size()
@@ -199,6 +203,7 @@ class ContentTree:
                 del self._tops[segment.namespace]
         elif not len(siblings):
             segment.parent.children = None
+        self.version += 1
         self.stats.cached_tokens -= len(segment.tokens)
         self.stats.segments -= 1
         self._note_size()
@@ -218,6 +223,7 @@ class ContentTree:
         O(1), or O(its tokens) where `Provenance.index_rank` changes.
         """
         self._require_held(segment)
+        self.version += 1
         if provenance.index_rank != segment.provenance.index_rank:
             self.index.discard(*self._windows(segment))
             segment.provenance = provenance
