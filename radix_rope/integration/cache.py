@@ -7,7 +7,7 @@ content matching off, it is `RadixCache`. Planning and copying live elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from radix_rope.content.segment import Provenance, Segment
 from radix_rope.content.tree import ContentTree
 from radix_rope.integration.eviction import CopiesFirst
 from radix_rope.integration.fallbacks import Fallbacks
+from radix_rope.integration.prefilling import PrefillingPrompts
 from radix_rope.integration.protection import exact_part, heal
 from radix_rope.integration.request import EXACT, PathProvenance, RequestState, state_of
 from radix_rope.integration.request_options import (
@@ -33,6 +34,7 @@ from radix_rope.integration.request_options import (
 from radix_rope.rotary.corrector import Corrector
 
 if TYPE_CHECKING:
+    from radix_rope.integration.admission import Admission
     from radix_rope.integration.metrics import Metrics
     from radix_rope.integration.repair import Rule
     from radix_rope.integration.reuse import BatchReuse
@@ -71,6 +73,10 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         self.metrics: Metrics | None = None
         # Plans of the batch prepared last; their donors are locked until it ran.
         self.outstanding: BatchReuse | None = None
+        # What was decided about the batch that is being formed.
+        self.admission: Admission | None = None
+        # What admitted requests are computing and the tree does not hold yet.
+        self.prefilling = PrefillingPrompts(self)
         # (spliced, approximate prefix) of the batch just prepared, for its log line.
         self.shifted_tokens_of_batch = (0, 0)
         self.content: ContentTree | None = None
@@ -152,12 +158,12 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         segment = _segment(node)
         return 0 if segment is None else segment.end
 
-    def rows_that_may_join(self, batch: Any) -> int:
-        """Upper bound of the decoding requests that SGLang may still add to an extend batch."""
+    def rows_that_may_join(self, reqs: Sequence[Any]) -> int:
+        """Upper bound of the decoding requests that SGLang may still add to `reqs`' extend."""
         if not self.mixes:
             return 0
         pool = self.req_to_token_pool
-        own = sum(1 for req in batch.reqs if req.kv.holds_kv)
+        own = sum(1 for req in reqs if req.kv.holds_kv)
         return int(pool.size) - int(pool.available_size()) - own
 
     # What keeps tree and index in step
@@ -165,7 +171,8 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget everything; also what `flush_cache` does."""
         # Locks of a batch that never ran name nodes of the tree that goes.
-        self.outstanding = None
+        self.outstanding = self.admission = None
+        self.prefilling.reset()
         super().reset()
         if self.content is not None:
             self.content.reset()

@@ -1,6 +1,7 @@
 """The functions wrapped around SGLang's, in the order in which a batch meets them.
 
-A request's own options are checked when it comes in. `prepare_for_extend` plans
+A request's own options are checked when it comes in. Admission plans it
+(`admission.py`), so that only what is computed is charged. `prepare_for_extend` plans
 and locks, `init_new` carries the plan to the forward, `_forward_raw` copies the
 runs and computes the gaps alone, the logits processor is shown requests instead
 of rows, and the reports say what happened. What fails of ours is undone, and the
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 
 from radix_rope.integration import seams
+from radix_rope.integration.admission import add_chunked_req, add_one_req
 from radix_rope.integration.cache import RadixRopeCache
 from radix_rope.integration.explain import explain_batch
+from radix_rope.integration.priorities import compute_prefix_matches
 from radix_rope.integration.request_options import (
     RequestOptionError,
     parse_request_options,
@@ -67,6 +70,9 @@ def install() -> None:
     """Wrap SGLang's functions in this process; safe to call more than once."""
     seams.wrap(
         {
+            seams.PREFIX_MATCHES: compute_prefix_matches,
+            seams.ADD_ONE_REQ: add_one_req,
+            seams.ADD_CHUNKED_REQ: add_chunked_req,
             seams.PREPARE_FOR_EXTEND: prepare_for_extend,
             seams.FORWARD_BATCH_INIT: forward_batch_init,
             seams.FORWARD_RAW: forward_raw,
@@ -107,9 +113,11 @@ def prepare_for_extend(original: Callable[..., Any], batch: Any) -> Any:
 def _plan(cache: RadixRopeCache, batch: Any) -> BatchReuse:
     """The batch's plans; none when planning fails."""
     begin_extend(cache, batch)
+    admission, cache.admission = cache.admission, None
+    spent = 0.0 if admission is None else admission.seconds
     try:
-        with nullcontext() if cache.metrics is None else cache.metrics.timing_plan():
-            return plan_batch(cache, batch, cache.max_rows)
+        with nullcontext() if cache.metrics is None else cache.metrics.timing_plan(spent):
+            return plan_batch(cache, batch, cache.max_rows, admission)
     except Exception as error:
         cache.fallbacks.survive("plan", error)
         return BatchReuse(cache)

@@ -8,12 +8,24 @@ inserted.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radix_rope.content.segment import Provenance
 from radix_rope.integration.request_options import RequestOptions
 
+if TYPE_CHECKING:
+    from radix_rope.integration.planning import Planned
+    from radix_rope.integration.prefilling import Prefilling
+
 EXACT = Provenance()
+
+
+@dataclass(frozen=True)
+class ShiftedHits:
+    """What a plan would reuse of a waiting request: (begin, end) of runs, for its priority only."""
+
+    version: int = 0
+    runs: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass
@@ -31,6 +43,12 @@ class RequestState:
             stay counted as shifted and labelled as copied, and the last gap, once more.
         counted: whether the prefix of the first admission was counted.
         options: what the request asked for; `None` until it was read.
+        planned: its last plan, while it waits.
+        hits: what its priority counts on, while it waits.
+        waits_for: the prompt being prefilled that it was held for last.
+        waits_until: how much of that prompt was cached then.
+        held_since: number of the pass in which it was first held.
+        held_passes: how often it was.
     """
 
     exact_until: int | None = None
@@ -41,6 +59,12 @@ class RequestState:
     recomputed_tokens: int = 0
     counted: bool = False
     options: RequestOptions | None = None
+    planned: "Planned | None" = None
+    hits: ShiftedHits = ShiftedHits()
+    waits_for: "Prefilling | None" = None
+    waits_until: int = 0
+    held_since: int | None = None
+    held_passes: int = 0
 
     def begin_extend(self, path_tokens: int, prefix_tokens: int, path: "PathProvenance") -> None:
         """Start a prefill of `[prefix_tokens, ...)`.
@@ -54,6 +78,7 @@ class RequestState:
             for begin, end, provenance in self.copied
             if end > path_tokens and begin < prefix_tokens
         ]
+        self.stop_waiting()
         own = self.exact_until
         if own is not None and (own >= prefix_tokens or own < path_tokens):
             # A mark inside the tree's part is replaced by the tree's own below.
@@ -65,6 +90,13 @@ class RequestState:
         else:
             generations = max(path.generations, self.approximate.generations, 1)
             self.approximate = Provenance(exact=False, generations=generations)
+
+    def stop_waiting(self) -> None:
+        """Forget what was kept while the request waited: its plan and whom it waited for."""
+        self.hits = ShiftedHits()
+        self.waits_for = None
+        self.held_since = None
+        self.held_passes = 0
 
     def adopt(self, path: "PathProvenance") -> None:
         """Note that the tree's part of the row may now be another request's KV.

@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from radix_rope.content.check import check_plan
-from radix_rope.content.plan import PlanOptions, ReusePlan, Row, Run
-from radix_rope.content.planner import make_plan
-from radix_rope.content.repair import plan_repair
+from radix_rope.content.plan import ReusePlan, Run
 from radix_rope.content.segment import Provenance
+from radix_rope.integration.planning import (
+    fitting_plans,
+    keeps_batch_whole,
+    may_reuse,
+    plan_of,
+)
 from radix_rope.integration.request import RequestState, state_of
 
 if TYPE_CHECKING:
+    from radix_rope.integration.admission import Admission
     from radix_rope.integration.cache import RadixRopeCache
 
 
@@ -68,16 +73,16 @@ class BatchReuse:
 
     def drop(self, entry: RequestReuse, reason: str) -> None:
         """Give up one request's plan: it is computed as stock SGLang would."""
-        self.give_up(entry, entry.plan.runs, reason)
+        self.give_up(entry.index, entry.plan.runs, reason)
         while entry.locks:
             self.cache.unlock(entry.locks.pop())
         self.entries.remove(entry)
 
-    def give_up(self, entry: RequestReuse, runs: Sequence[Run], reason: str) -> None:
-        """Note runs that will be computed after all."""
+    def give_up(self, index: int, runs: Sequence[Run], reason: str) -> None:
+        """Note runs of the request at place `index` that will be computed after all."""
         assert self.cache.content is not None
         self.cache.content.stats.refused[reason] += len(runs)
-        self.given_up += [(entry.index, run, reason) for run in runs]
+        self.given_up += [(index, run, reason) for run in runs]
 
 
 def begin_extend(cache: RadixRopeCache, batch: Any) -> None:
@@ -89,8 +94,12 @@ def begin_extend(cache: RadixRopeCache, batch: Any) -> None:
         )
 
 
-def plan_batch(cache: RadixRopeCache, batch: Any, max_rows: int) -> BatchReuse:
+def plan_batch(
+    cache: RadixRopeCache, batch: Any, max_rows: int, admission: Admission | None = None
+) -> BatchReuse:
     """Find runs for every request of an extend batch and lock their donors.
+
+    What was decided when the batch was formed (`admission`) is kept.
 
     Pure function of tree and requests: every tensor-parallel rank makes the
     same plan. Runs are given up, shortest first, when the forward could not
@@ -99,12 +108,14 @@ def plan_batch(cache: RadixRopeCache, batch: Any, max_rows: int) -> BatchReuse:
     """
     reuse = BatchReuse(cache)
     try:
-        batch_may_reuse = _batch_may_reuse(cache, batch)
+        batch_may_reuse = _batch_may_reuse(batch)
         for index, req in enumerate(batch.reqs):
-            if batch_may_reuse and _may_reuse(cache, req):
-                _plan_request(cache, reuse, req, index)
+            if batch_may_reuse and may_reuse(cache, req):
+                _plan_request(cache, reuse, req, index, admission)
+            # Its segments may be gone when it is planned again.
+            state_of(req).planned = None
         if reuse.entries:
-            _fit_rows(reuse, len(batch.reqs), max_rows - cache.rows_that_may_join(batch))
+            _fit_rows(reuse, len(batch.reqs), max_rows - cache.rows_that_may_join(batch.reqs))
             for entry in reuse.entries:
                 _lock_donors(cache, entry)
             _fit_memory(reuse, batch)
@@ -193,56 +204,39 @@ def _originals(run: Run) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(ends.items()))
 
 
-def _batch_may_reuse(cache: RadixRopeCache, batch: Any) -> bool:
+def _batch_may_reuse(batch: Any) -> bool:
     """Whether a batch can be computed in rows at all."""
     return (
-        # Every token's hidden state is wanted, so every token is computed.
         not batch.return_hidden_states
         and batch.model_config.is_generation
-        # These name tokens of the batch by number, and rows would shift them.
-        and all(
-            req.input_embeds is None and req.positional_embed_overrides is None
-            for req in batch.reqs
-        )
+        and not any(map(keeps_batch_whole, batch.reqs))
     )
 
 
-def _may_reuse(cache: RadixRopeCache, req: Any) -> bool:
-    """Whether a request can be served from moved KV; if not, it is served exactly."""
-    return (
-        cache.options_of(req).shifted
-        # Not token content alone decides their KV.
-        and req.multimodal_inputs is None
-        # Scores are read at positions inside the prompt.
-        and req.token_indices_to_pool is None
-        and req.multi_item_delimiter_indices is None
-        # The rows of its beams are forked from its own by other code.
-        and req.beam_group is None
-    )
-
-
-def _plan_request(cache: RadixRopeCache, reuse: BatchReuse, req: Any, index: int) -> None:
+def _plan_request(
+    cache: RadixRopeCache, reuse: BatchReuse, req: Any, index: int, admission: Admission | None
+) -> None:
     assert cache.content is not None
-    begin, end = req.prefix_len, req.extend_end
-    must_compute: list[tuple[int, int]] = []
-    if req.return_logprob and 0 <= req.logprob_start_len < end:
-        must_compute.append((max(begin, req.logprob_start_len), end))
-    tokens = cache.tokens_of(req, end)
-    options = cache.options_of(req).plan_options(cache.plan_options)
-    content, namespace = cache.content, cache.namespace_of(req)
-
-    def make(options: PlanOptions) -> ReusePlan | None:
-        return make_plan(content, tokens, begin, end, namespace, options, must_compute)
-
-    stats = content.stats
+    decision = None if admission is None else admission.decision_on(req)
+    stats = cache.content.stats
     refused_before = stats.refused.copy() if cache.config.explain else None
-    last_chunk = end == len(req.full_untruncated_fill_ids)
-    plan = plan_repair(make, options, second_pass=last_chunk and cache.repair_rule is not None)
-    if refused_before is not None:
-        reuse.planned.add(index)
-        reuse.refused[index] = stats.refused - refused_before
+    if decision is not None:
+        plan, refused = decision.plan, decision.refused
+        if plan is not None:
+            # Requests that were looked at since may have split what it names.
+            plan = plan.with_runs([run.found_again() for run in plan.runs])
+    else:
+        last_chunk = req.extend_end == len(req.full_untruncated_fill_ids)
+        planned = plan_of(cache, req, req.prefix_len, req.extend_end, last_chunk)
+        plan, refused = planned.plan, planned.refused
+    stats.refused += refused
     if plan is not None:
         reuse.entries.append(RequestReuse(req, index, plan))
+    if decision is not None and decision.given_up:
+        reuse.give_up(index, decision.given_up, decision.reason)
+    if refused_before is not None:
+        reuse.planned.add(index)
+        reuse.refused[index] = refused
 
 
 def _lock_donors(cache: RadixRopeCache, entry: RequestReuse) -> None:
@@ -257,40 +251,16 @@ def _lock_donors(cache: RadixRopeCache, entry: RequestReuse) -> None:
 
 
 def _fit_rows(reuse: BatchReuse, requests: int, max_rows: int) -> None:
-    """Backends size their metadata for a number of rows; stay within it.
-
-    Each run costs a row or so, and the shortest saves least: it goes first.
-    """
-    while True:
-        rows = requests + sum(len(entry.plan.rows) - 1 for entry in reuse.entries)
-        if rows <= max_rows or not reuse.entries:
-            return
-        by_length = sorted(
-            (len(run), entry.index, run.begin) for entry in reuse.entries for run in entry.plan.runs
-        )
-        if not by_length:
-            # Everything is computed anyway (`recompute_all`).
-            reuse.drop(reuse.entries[-1], "rows")
-            continue
-        shortest = {(index, begin) for _, index, begin in by_length[: rows - max_rows]}
-        for entry in list(reuse.entries):
-            runs = [r for r in entry.plan.runs if (entry.index, r.begin) not in shortest]
-            if not runs:
-                reuse.drop(entry, "rows")
-            elif len(runs) < len(entry.plan.runs):
-                reuse.give_up(entry, [r for r in entry.plan.runs if r not in runs], "rows")
-                entry.plan = _with_runs(entry.plan, runs)
-
-
-def _with_runs(plan: ReusePlan, runs: list[Run]) -> ReusePlan:
-    """`plan` with some of its runs only; the others are computed."""
-    rows, at = [], plan.begin
-    for run in runs:
-        if at < run.begin:
-            rows.append(Row(at, run.begin))
-        at = run.end
-    rows.append(Row(at, plan.end))
-    return replace(plan, runs=tuple(runs), rows=tuple(rows))
+    """Backends size their metadata for a number of rows; stay within it."""
+    # Every other request has a row of its own.
+    room = max_rows - (requests - len(reuse.entries))
+    fitting = fitting_plans([entry.plan for entry in reuse.entries], room)
+    for entry, plan in zip(list(reuse.entries), fitting, strict=True):
+        if plan is None:
+            reuse.drop(entry, "rows")
+        elif plan is not entry.plan:
+            reuse.give_up(entry.index, [r for r in entry.plan.runs if r not in plan.runs], "rows")
+            entry.plan = plan
 
 
 def _fit_memory(reuse: BatchReuse, batch: Any) -> None:

@@ -21,6 +21,9 @@ BACKEND_NAME = "radix_rope"
 ADD_CLI_ARGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
 RESOLVE_ARGS = "sglang.srt.server_args.ServerArgs.resolve_once"
 ADD_REQUEST = "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue"
+PREFIX_MATCHES = "sglang.srt.managers.schedule_policy.SchedulePolicy._compute_prefix_matches"
+ADD_ONE_REQ = "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req"
+ADD_CHUNKED_REQ = "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req"
 PREPARE_FOR_EXTEND = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend"
 FORWARD_BATCH_INIT = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"
 FORWARD_RAW = "sglang.srt.model_executor.model_runner.ModelRunner._forward_raw"
@@ -38,6 +41,9 @@ CACHED_TOKENS_DETAILS = (
 # Every function that takes part in serving; wrapped when a cache is built.
 SERVING_PATH = (
     ADD_REQUEST,
+    PREFIX_MATCHES,
+    ADD_ONE_REQ,
+    ADD_CHUNKED_REQ,
     PREPARE_FOR_EXTEND,
     FORWARD_BATCH_INIT,
     FORWARD_RAW,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from radix_rope.content.tree import ContentTree
-from radix_rope.integration import reuse, rows, second_pass
+from radix_rope.integration import planning, rows, second_pass
 from radix_rope.integration.fallbacks import logger
 
 # What to put back, and what was logged, since `arm`.
@@ -41,7 +41,7 @@ def arm(scheduler: Any, stage: str, times: int) -> None:
     runner = scheduler.tp_worker.model_runner
     holder, name = {
         "match": (ContentTree, "candidates"),
-        "plan": (reuse, "make_plan"),
+        "plan": (planning, "make_plan"),
         "lock": (cache, "donor_slots"),
         "copy": (cache.corrector, "move"),
         "forward": (runner.model.model.layers[2], "forward"),

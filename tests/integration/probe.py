@@ -170,6 +170,59 @@ def set_test_retract(scheduler: Any, on: bool) -> None:
     module.TEST_RETRACT = on
 
 
+def set_schedule(scheduler: Any, chunk_tokens: int | None = None, policy: str = "fcfs") -> None:
+    """Change how a running server cuts and orders prefills."""
+    from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy, CacheAwarePolicy
+
+    aware = policy in [known.value for known in CacheAwarePolicy]
+    scheduler.policy.policy = CacheAwarePolicy(policy) if aware else CacheAgnosticPolicy(policy)
+    if chunk_tokens is not None:
+        scheduler.chunked_prefill_size = chunk_tokens
+
+
+def watch_prefills(scheduler: Any) -> None:
+    """From now on, remember of every prefill batch its requests' ranges."""
+    scheduler.radix_rope_prefills = []
+    if "run_batch" in vars(scheduler):
+        return
+    run_batch = scheduler.run_batch
+
+    def watched(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if batch.forward_mode.is_extend():
+            reuse = getattr(batch, "radix_rope_reuse", None)
+            reused = {} if reuse is None else {e.index: e.plan.reused_tokens for e in reuse.entries}
+            scheduler.radix_rope_prefills.append(
+                [
+                    (len(r.origin_input_ids), r.prefix_len, r.extend_end, reused.get(index, 0))
+                    for index, r in enumerate(batch.reqs)
+                ]
+            )
+        return run_batch(batch, *args, **kwargs)
+
+    scheduler.run_batch = watched
+
+
+def prefills(scheduler: Any) -> list[list[tuple[int, int, int, int]]]:
+    """Of every prefill batch since: (prompt tokens, begin, end, reused tokens) per request."""
+    found: list[list[tuple[int, int, int, int]]] = scheduler.radix_rope_prefills
+    return found
+
+
+def hold_until(scheduler: Any, requests: int) -> None:
+    """Prefill nothing until that many requests wait, as if they had come in the same moment."""
+    original = scheduler.get_new_batch_prefill
+
+    def held(running_batch: Any) -> Any:
+        from sglang.srt.managers.scheduler import NextBatchPlan
+
+        if len(scheduler.waiting_queue) < requests:
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+        del scheduler.get_new_batch_prefill
+        return original(running_batch)
+
+    scheduler.get_new_batch_prefill = held
+
+
 def tree(scheduler: Any) -> list[Any]:
     """Places, tokens, namespaces, provenance and slots of all nodes."""
     return [

@@ -22,15 +22,24 @@ def ours(engines: Callable[[str], EngineUnderTest]) -> EngineUnderTest:
 
 
 def test_run_across_a_chunk_boundary(ours: EngineUnderTest, documents: Documents) -> None:
-    ours.one(documents[0] + documents[1])
-    prompt = documents[2][:33] + documents[0] + documents[1] + documents[3][:12]
+    ours.probe("set_plan_options", recompute_tokens=12)
+    # 18 whole pages of it are cached.
+    ours.one(documents[0])
+    ours.probe("watch_prefills")
+    prompt = documents[2][:242] + documents[0] + documents[3][:100]
     moved = ours.one(prompt, 6)
-    # Chunks of 256 cut the run twice; each piece pays its own head and last token.
-    assert 600 - 3 * 17 - 16 <= shifted(moved) < 600
+    # 242 tokens and the run's head make 254 of 256. Two more are behind the run, which ends at
+    # 530, but a chunk ends with a page, at 528, and its last token is computed.
+    run = 527 - 254
+    assert ours.probe("prefills") == [[(642, 0, 528, run)], [(642, 528, 642, 0)]]
+    assert shifted(moved) == run
     copied = [
-        provenance.copied for _, _, provenance in ours.probe("cached_kv", tokens=prompt)["nodes"]
+        (begin, end)
+        for begin, end, provenance in ours.probe("cached_kv", tokens=prompt)["nodes"]
+        if provenance.copied
     ]
-    assert True in copied and False in copied
+    # A page is called copied where any of it is.
+    assert copied[0][0] == 240 and copied[-1][1] == 528
     ours.assert_nothing_lost()
 
 

@@ -57,6 +57,7 @@ def request(rid: str, tokens: list[int], cache: RadixRopeCache, **changed: Any) 
         "positional_embed_overrides": None, "token_indices_to_pool": None,
         "multi_item_delimiter_indices": None, "beam_group": None, "return_logprob": False,
         "logprob_start_len": -1, "retracted_stain": False, "cached_tokens": 0,
+        "return_hidden_states": False,
     }  # fmt: skip
     return SimpleNamespace(**{**values, **changed})
 

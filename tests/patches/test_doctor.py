@@ -72,14 +72,16 @@ def test_healthy_and_patched(tmp_path: Path) -> None:
     assert code == 0
 
 
-@pytest.mark.parametrize("applied", [1, 2, 3, 4])
+@pytest.mark.parametrize("applied", [1, 2, 3, 4, 5])
 def test_half_applied_patches(tmp_path: Path, applied: int) -> None:
     environment = Environment(tmp_path / "site", leave_out=("sglang",))
     link_metadata(environment)
     apply_in_place(copy_touched(environment.folder), SERIES[:applied])
     code, output = environment.doctor()
-    assert said(output, f"half patched: {(0, 3, 4, 7)[applied - 1]} of 8 steps", "applied in part")
-    assert said(output, "Scheduler._add_request_to_queue", "make unpatch")
+    assert said(
+        output, f"half patched: {(0, 3, 4, 7, 8)[applied - 1]} of 11 steps", "applied in part"
+    )
+    assert said(output, "PrefillAdder.add_one_req", "make unpatch")
     assert "All is well" not in output
     assert code == 1
 

@@ -1,0 +1,275 @@
+"""Who waits for what another request computes, and for how long; what priorities see."""
+
+from typing import Any
+
+import pytest
+from sglang.srt.managers.schedule_policy import (
+    AddReqResult,
+    CacheAwarePolicy,
+    PrefillAdder,
+    SchedulePolicy,
+)
+
+from radix_rope.integration import priorities
+from radix_rope.integration.prefilling import MAX_HELD_PASSES
+from radix_rope.integration.priorities import compute_prefix_matches
+from radix_rope.integration.request import state_of
+from tests.integration.test_admission import DOCUMENT, Server, original, request
+
+CONTINUE = AddReqResult.CONTINUE
+SHARED = list(range(50_000, 50_400))
+
+
+@pytest.fixture(autouse=True)
+def without_server_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefillAdder, "_replay_len", lambda *a: 0)
+
+
+def behind(head: int, shared: list[int] = SHARED, **changed: Any) -> Any:
+    """A request with a head of its own before what is shared, and a question of its own."""
+    return request(
+        f"behind-{head}", [*range(head, head + 20), *shared, head + 1, head + 2], **changed
+    )
+
+
+def one_pass(server: Server, *waiting: Any, chunk: int = 5000) -> list[Any]:
+    """Which of them a pass admits."""
+    adder = server.adder(chunk=chunk)
+    for req in waiting:
+        if server.add(adder, req) is not CONTINUE:
+            break
+    server.prepare(adder).release()
+    # What preparing the batch does to the requests in it.
+    for req in adder.can_run_list:
+        state_of(req).stop_waiting()
+    return list(adder.can_run_list)
+
+
+def computed(server: Server, req: Any, until: int | None = None) -> None:
+    """The tree has the request's KV, up to a position."""
+    tokens = list(req.full_untruncated_fill_ids[:until])
+    server.hold(tokens)
+    req.kv.cache_inserted_len = len(tokens)
+
+
+def test_shared_content_is_computed_by_one_of_two() -> None:
+    server = Server()
+    first, second, unrelated = behind(100), behind(200), request("u", list(range(900, 1000)))
+    assert one_pass(server, first, second, unrelated) == [first, unrelated]
+    # With overlap, the next pass comes before the first one's KV is in the tree.
+    assert one_pass(server, second) == []
+    computed(server, first)
+    computed(server, unrelated)
+    adder = server.adder()
+    server.add(adder, second)
+    (entry,) = server.prepare(adder).entries
+    assert entry.plan.reused_tokens >= len(SHARED) - 16 - 2
+    assert adder.rem_chunk_tokens == 100 - (20 + 16 + 2)
+    assert len(server.cache.prefilling) == 0
+
+
+def test_nobody_waits_for_what_is_cached_or_short() -> None:
+    server = Server()
+    first, second = behind(100, DOCUMENT[:400]), behind(200, DOCUMENT[:400])
+    assert one_pass(server, first, second) == [first, second]
+    server = Server()
+    first, second = behind(100, SHARED[:79]), behind(200, SHARED[:79])
+    assert one_pass(server, first, second) == [first, second]
+    server = Server()
+    first, second = behind(100, SHARED[:80]), behind(200, SHARED[:80])
+    assert one_pass(server, first, second) == [first]
+
+
+def test_who_cannot_reuse_does_not_wait() -> None:
+    for changed in ({"extra_key": "tenant"}, {"cache_salt": "s"}, {"multimodal_inputs": object()}):
+        server = Server()
+        first, second = behind(100), behind(200, **changed)
+        assert one_pass(server, first, second) == [first, second], changed
+    server = Server()
+    first, second = behind(100), behind(200)
+    second.sampling_params.custom_params = {"radix_rope": {"mode": "exact"}}
+    assert one_pass(server, first, second) == [first, second]
+    # And nobody waits for one whose KV will never be in the tree.
+    server = Server()
+    first = behind(100, skip_radix_cache_insert=True)
+    assert one_pass(server, first, behind(200)) != [first]
+
+
+def test_tokens_whose_log_probabilities_are_wanted_are_not_waited_for() -> None:
+    server = Server()
+    first, second = behind(100), behind(200, return_logprob=True, logprob_start_len=60)
+    assert one_pass(server, first, second) == [first, second]
+
+
+def test_chunks_are_waited_for_one_by_one() -> None:
+    server = Server()
+    # The shared part is the first half of a long prompt.
+    first = request("long", [*range(100), *SHARED, *range(60_000, 60_500)])
+    second = behind(200)
+    assert one_pass(server, first, second, chunk=100) == [first]
+    for end in (200, 300, 400):
+        adder = server.adder(chunk=100)
+        computed(server, first, end - 100)
+        server.add_chunk(adder, first)
+        assert first.extend_end == end
+        assert server.add(adder, second) is CONTINUE and second not in adder.can_run_list
+        server.prepare(adder).release()
+    # All but the last 80 of the shared tokens are cached: less than what would be reused.
+    computed(server, first, 425)
+    assert one_pass(server, second) == [second]
+
+
+def test_a_request_waits_only_for_those_that_were_there_before() -> None:
+    server = Server()
+    other = list(range(70_000, 70_300))
+    first = behind(100)
+    second = request("both", [1, 2, 3, *SHARED, *other, 4])
+    third = behind(300, other)
+    assert one_pass(server, first, second, third) == [first, third]
+    fourth = behind(400, [*other, *range(80_000, 80_300)])
+    # Held by the third as well, but not by what came later.
+    computed(server, first)
+    assert one_pass(server, second, behind(500, SHARED)) != [second]
+    computed(server, third)
+    late = behind(600, list(range(90_000, 90_300)))
+    assert one_pass(server, late) == [late]
+    assert one_pass(server, second, fourth) == [second, fourth]
+
+
+def test_no_chain_of_newcomers_starves_anybody() -> None:
+    server = Server()
+    # Every newcomer shares another part with the one that waits.
+    parts = [list(range(200_000 + 1000 * i, 200_000 + 1000 * i + 200)) for i in range(8)]
+    waits = request("waits", [1, *sum(parts, []), 2])  # noqa: RUF017
+    leader = behind(100, parts[0])
+    assert one_pass(server, leader, waits) == [leader]
+    newcomers = [behind(1000 + 100 * i, part) for i, part in enumerate(parts[1:])]
+    admitted = one_pass(server, waits, newcomers[0])
+    assert admitted == [newcomers[0]]
+    computed(server, leader)
+    # The newcomer still computes what they share, and is not waited for. The next one waits.
+    assert one_pass(server, waits, newcomers[1]) == [waits]
+
+
+def test_waiting_is_bounded_whatever_becomes_of_the_other() -> None:
+    server = Server()
+    first, second = behind(100), behind(200)
+    assert one_pass(server, first, second) == [first]
+    # Retracted, or lost: it makes no progress any more.
+    passes = 1
+    while not one_pass(server, second):
+        passes += 1
+    assert passes == 5
+    # Aborted.
+    first, second = behind(300, SHARED[:300]), behind(400, SHARED[:300])
+    server = Server()
+    assert one_pass(server, first, second) == [first]
+    first.finished = lambda: True
+    assert one_pass(server, second) == [second]
+    # Progress that never ends.
+    server = Server()
+    first, second = (
+        behind(100, list(range(300_000, 340_000))),
+        behind(200, list(range(300_000, 340_000))),
+    )
+    assert one_pass(server, first, second, chunk=10) == [first]
+    for held in range(1, MAX_HELD_PASSES + 1):
+        first.kv.cache_inserted_len = held
+        assert one_pass(server, second, chunk=10) == []
+    assert one_pass(server, second, chunk=10) == [second]
+
+
+def test_a_request_for_which_others_were_preempted_is_not_held() -> None:
+    server = Server()
+    first, second = behind(100), behind(200)
+    adder = server.adder(chunk=5000)
+    server.add(adder, first)
+    adder.preempt_list.append(object())
+    server.add(adder, second)
+    assert adder.can_run_list == [first, second]
+
+
+def test_flush_forgets_who_is_computing() -> None:
+    server = Server()
+    first, second = behind(100), behind(200)
+    assert one_pass(server, first, second) == [first]
+    server.cache.reset()
+    assert len(server.cache.prefilling) == 0
+    assert one_pass(server, second) == [second]
+
+
+def test_many_waiting_requests_cost_few_lookups() -> None:
+    server = Server()
+    first = behind(100)
+    others = [behind(1000 + 100 * i) for i in range(40)]
+    tree = server.cache.prefilling._tree
+    assert one_pass(server, first, *others[:10], chunk=10**6) == [first]
+    looked_up = tree.stats.matches
+    assert one_pass(server, *others[:10]) == [] and tree.stats.matches == looked_up
+    first.kv.cache_inserted_len = 50
+    one_pass(server, *others)
+    assert tree.stats.matches == looked_up + 16
+
+
+class Queue:
+    """SGLang's policy over a server's cache."""
+
+    def __init__(self, server: Server, policy: str) -> None:
+        self.server = server
+        self.policy = SchedulePolicy(policy, server.cache, False, False, False)
+
+    def order(self, *waiting: Any) -> list[str]:
+        """Ids in the order in which the policy would have them."""
+        queue = list(waiting)
+        matches = original("_compute_prefix_matches", SchedulePolicy)
+        late = compute_prefix_matches(matches, self.policy, queue, self.policy.policy)
+        if self.policy.policy is CacheAwarePolicy.LPM:
+            SchedulePolicy._sort_by_longest_prefix(queue, late)
+        elif self.policy.policy is CacheAwarePolicy.HRRN:
+            SchedulePolicy._sort_by_hrrn(queue, late, 1000)
+        else:
+            SchedulePolicy._sort_by_shortest_prefill(queue, late)
+        return [req.rid for req in queue]
+
+
+@pytest.mark.parametrize("policy", ["lpm", "hrrn", "shortest-prefill-first"])
+def test_policies_see_shifted_hits(policy: str) -> None:
+    server = Server()
+    prefix = request("prefix", [*DOCUMENT[:100], *range(500)])
+    moved = request("moved", [1, 2, 3, *DOCUMENT[:400], *range(190)])
+    unrelated = request("unrelated", list(range(30_000, 30_600)))
+    for req in (prefix, moved, unrelated):
+        req.arrival_processed_tokens = 0
+        req.time_stats.wait_queue_entry_time = 0.0
+    assert Queue(server, policy).order(unrelated, prefix, moved) == ["moved", "prefix", "unrelated"]
+    assert moved.num_matched_prefix_tokens == 384
+    assert prefix.num_matched_prefix_tokens == 100
+    # Once more: nothing is counted twice.
+    Queue(server, policy).order(unrelated, prefix, moved)
+    assert moved.num_matched_prefix_tokens == 384
+
+
+def test_a_request_in_mode_exact_has_no_shifted_hits() -> None:
+    server = Server()
+    moved = request("moved", [1, 2, 3, *DOCUMENT[:400]])
+    moved.sampling_params.custom_params = {"radix_rope": {"mode": "exact"}}
+    Queue(server, "lpm").order(moved)
+    assert moved.num_matched_prefix_tokens == 0
+
+
+def test_lookups_per_pass_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priorities, "LOOKUP_TOKENS", 500)
+    server = Server()
+    reqs = [request(str(i), [i, 7, *DOCUMENT[:300], *range(40 * i)]) for i in range(6)]
+    stats = server.cache.content.stats  # type: ignore[union-attr]
+    queue = Queue(server, "lpm")
+    for looked_up in (2, 4, 6, 6):
+        queue.order(*reqs)
+        assert stats.matches == looked_up
+    hits = [req.num_matched_prefix_tokens for req in reqs]
+    assert all(hit >= 280 for hit in hits)
+    # After a change the oldest numbers stand until their turn comes.
+    server.hold(list(range(5000, 5100)))
+    queue.order(*reqs)
+    assert stats.matches == 8
+    assert [req.num_matched_prefix_tokens for req in reqs] == hits
