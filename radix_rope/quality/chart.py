@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from radix_rope.quality.records import Measurement
@@ -79,7 +80,7 @@ def draw(measurement: Measurement, limits: Limits, subtitle: str, path: Path) ->
         frameon=False,
         fontsize=8,
     )
-    figure.suptitle(subtitle, fontsize=8)
+    figure.suptitle(fill(subtitle, 150), fontsize=8)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
@@ -110,6 +111,8 @@ def _draw_repeated(axis: Any, own: list[Row]) -> None:
             [row.generation for row in points],
             [max(row.kl_nats, _SMALLEST_KL_NATS) for row in points],
             color=colour,
+            # The first is wider, for the second may lie on it.
+            linewidth=4 if cached == "all_turns" else 1.5,
             marker=".",
             label=label,
         )
