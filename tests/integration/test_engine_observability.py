@@ -99,6 +99,26 @@ def test_metrics_agree_with_what_the_clients_were_told(
         assert after[f"fallbacks_total{stage}"] == 0
 
 
+def test_second_passes_are_counted_on_top(server: Server, documents: Documents) -> None:
+    generate(server, documents[10], "donor of a second pass")
+    before = metrics(server)
+    prompt = documents[11][:40] + documents[10] + documents[11][40:60]
+    repair = {"custom_params": {"radix_rope": {"repair": "attention", "attention_percent": 20}}}
+    answer = generate(server, prompt, "second pass", **repair)
+    after = metrics(server)
+    details = answer["cached_tokens_details"]
+    # The first token of a text is never moved.
+    assert details["shifted"] == 300 - 1
+    # At most a fifth of the run, and the last gap.
+    assert 20 < details["recomputed"] <= 20 + 60
+    assert (
+        after["recomputed_tokens_total"] - before["recomputed_tokens_total"]
+        == (details["recomputed"])
+    )
+    computed = after["prompt_tokens_totalcomputed"] - before["prompt_tokens_totalcomputed"]
+    assert computed == len(prompt) - details["shifted"]
+
+
 def test_a_plan_is_explained_without_its_content(server: Server, documents: Documents) -> None:
     generate(server, documents[6], "donor")
     answer = generate(server, documents[7][:40] + documents[6] + documents[7][40:60], "moved")
