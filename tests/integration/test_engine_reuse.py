@@ -80,15 +80,55 @@ def test_same_offset_after_a_changed_head_needs_no_rotation(
     assert [delta for _, _, delta in runs] == [0]
 
 
-def test_namespaces_are_never_crossed(ours: EngineUnderTest, documents: Documents) -> None:
-    ours.one(documents[0], extra_key="tenant a")
+@pytest.mark.parametrize("name", ["extra_key", "cache_salt"])
+def test_namespaces_are_never_crossed(
+    ours: EngineUnderTest, documents: Documents, name: str
+) -> None:
+    ours.one(documents[0], **{name: "tenant a"})
     head = documents[1][:20]
-    other = ours.one(head + documents[0], extra_key="tenant b")
+    other = ours.one(head + documents[0], **{name: "tenant b"})
     assert other["meta_info"]["cached_tokens"] == 0
     none = ours.one(documents[2][:20] + documents[0])
     assert none["meta_info"]["cached_tokens"] == 0
-    same = ours.one(documents[3][:20] + documents[0], extra_key="tenant a")
+    same = ours.one(documents[3][:20] + documents[0], **{name: "tenant a"})
     assert shifted(same) > 0
+
+
+@pytest.mark.parametrize("kind", ["shifted", "chunked"])
+def test_a_tenant_learns_nothing_of_anothers_prompts_by_guessing(
+    engines: Callable[[str], EngineUnderTest], documents: Documents, kind: str
+) -> None:
+    """Right guesses, in part and in full; chunks of 256 and pages of 16 in the second engine."""
+    engine = engines(kind)
+    engine.flush()
+    engine.probe("set_plan_options", recompute_all=False, recompute_tokens=16)
+    secret = documents[1][:24] + documents[0]
+    owner = {"extra_key": "x", "cache_salt": "owner"}
+    engine.one(secret, **owner)
+    guesses = [
+        secret,
+        secret[:180],
+        documents[2][:33] + secret,
+        secret[100:] + secret[:100],
+        documents[3] + secret + documents[4][:80],
+        documents[5] + secret[:90] + documents[6][:50] + secret[90:],
+    ]
+    # Names that would be the owner's if a part of them were ignored or mixed up.
+    strangers = [{}, {"extra_key": "x"}, {"cache_salt": "owner"}, {"extra_key": "owner"}]
+    strangers += [{"extra_key": "owner", "cache_salt": "x"}]
+    for guess, name in zip(guesses, [*strangers, {"cache_salt": "y"}], strict=True):
+        answer = engine.one(guess, 1, **name)
+        assert answer["meta_info"]["cached_tokens"] == shifted(answer) == 0, name
+    # Meanwhile the owner finds it, which also keeps it from being evicted below.
+    assert exact(engine.one(secret, 1, **owner)) > 300
+    moved = engine.one(documents[7][:40] + secret, 1, **owner)
+    assert shifted(moved) > 200
+    # All at once, each with a name of its own, so that no guess finds another one.
+    names = [f"stranger {number}" for number in range(len(guesses))]
+    for answer in engine.generate(guesses, 1, cache_salt=names):
+        assert answer["meta_info"]["cached_tokens"] == shifted(answer) == 0
+    assert exact(engine.one(secret, 1, **owner)) > 300
+    engine.assert_nothing_lost()
 
 
 def test_layer_zero_keys_equal_those_computed_at_the_new_position(
