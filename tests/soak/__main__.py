@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from bench.pages import markdown_table, write_generated
 from radix_rope.models.fetch import fetch_model
 from tests.integration.engines import STOCK, EngineUnderTest
-from tests.soak.prompts import known_answers, pool_of
+from tests.soak.prompts import chats_of, known_answers, pool_of
 from tests.soak.run import soak, start_engine
 from tests.texts import english_documents
 
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=15.0, help="of load (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the load (%(default)s)")
     parser.add_argument("--prompts", type=int, default=60, help="with known answers (%(default)s)")
+    parser.add_argument("--chats", type=int, default=12, help="held beforehand (%(default)s)")
     parser.add_argument("--output", type=Path, help="also write the summary here")
     parser.add_argument("--write-docs", type=Path, help="put the summary into this file")
     options = parser.parse_args()
@@ -35,14 +36,17 @@ def main() -> int:
     stock = EngineUnderTest(model, STOCK, {})
     try:
         known = known_answers(stock, pool_of(documents, options.prompts, options.seed))
+        chats = chats_of(stock, documents, options.chats, options.seed)
     finally:
         stock.stop()
     print(
-        f"soak: {len(known)} of {options.prompts} prompts have an answer beyond a tie", flush=True
+        f"soak: {len(known)} of {options.prompts} prompts have an answer beyond a tie, and "
+        f"{sum(turn.known is not None for chat in chats for turn in chat)} turns of chats",
+        flush=True,
     )
     engine = start_engine(model)
     try:
-        verdict = soak(engine, documents, known, options.minutes * 60, options.seed)
+        verdict = soak(engine, documents, known, chats, options.minutes * 60, options.seed)
     finally:
         engine.stop()
     text = json.dumps(verdict.summary, indent=1)

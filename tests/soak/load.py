@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from tests.integration.engines import EngineUnderTest, exact, shifted
-from tests.soak.prompts import ANSWER_TOKENS, Known, Tokens, mixed, unique
+from tests.soak.prompts import ANSWER_TOKENS, Known, Tokens, Turn, mixed, unique
 
 _EXACT = {"custom_params": {"radix_rope": {"mode": "exact"}}}
-_CHAT_TOKENS = 700
 # Only to end a run that hangs: on a machine that starves, requests have taken minutes.
 _PATIENCE_SECONDS = 900.0
 
@@ -30,6 +29,7 @@ class Tally:
     requests: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     retractions: int = 0
+    exact_answers: int = 0
     exact_answers_compared: int = 0
     deviations: list[str] = field(default_factory=list)
 
@@ -45,15 +45,22 @@ class Load:
         engine: with radix_rope.
         documents: what the prompts share.
         known: prompts whose exact answer is known.
+        chats: conversations, and the exact answers known of them.
         seed: decides everything but the timing.
     """
 
     def __init__(
-        self, engine: EngineUnderTest, documents: list[Tokens], known: list[Known], seed: int
+        self,
+        engine: EngineUnderTest,
+        documents: list[Tokens],
+        known: list[Known],
+        chats: list[list[Turn]],
+        seed: int,
     ) -> None:
         self.engine = engine
         self.documents = documents
         self.known = known
+        self.chats = chats
         self.tally = Tally()
         self._seed = seed
         self._sent = 0
@@ -71,17 +78,21 @@ class Load:
         self.engine.engine.loop.run_until_complete(all_clients())
 
     def check_known(self) -> None:
-        """Ask for every known answer once more, one by one."""
+        """Ask for every known answer once more, one by one; of chats, for the last of each."""
 
         async def every() -> None:
             for known in self.known:
                 await self._known(known)
+            for chat in self.chats:
+                certain = [turn.known for turn in chat if turn.known is not None]
+                for known in certain[-1:]:
+                    await self._known(known, "chat")
 
         self.engine.engine.loop.run_until_complete(every())
 
     async def _client(self, number: tuple[int, int], end: float) -> None:
         rng = np.random.default_rng((self._seed, *number))
-        chat: Tokens = []
+        chat: list[Turn] = []
         while time.monotonic() < end:
             draw = rng.random()
             if draw < 0.30:
@@ -104,21 +115,23 @@ class Load:
             if rng.random() < 0.1:
                 await asyncio.sleep(float(rng.random()))
 
-    async def _known(self, known: Known) -> None:
-        answer = await self._ask("exact", list(known.prompt), ANSWER_TOKENS, _EXACT)
+    async def _known(self, known: Known, kind: str = "exact") -> None:
+        answer = await self._ask(kind, list(known.prompt), ANSWER_TOKENS, _EXACT)
         if answer is not None:
             self.tally.exact_answers_compared += 1
             if tuple(answer["output_ids"]) != known.answer:
-                self.tally.deviation("exact", f"another answer, {answer['meta_info']}")
+                self.tally.deviation(kind, f"another answer, {answer['meta_info']}")
 
-    async def _chat(self, chat: Tokens, rng: np.random.Generator) -> Tokens:
-        """One more turn of a conversation, in which every other is asked exactly."""
-        prompt = chat + unique(rng)[:60]
-        sampling = _EXACT if len(prompt) % 2 else {}
-        answer = await self._ask("chat", prompt, 12, sampling)
-        if answer is None or len(prompt) > _CHAT_TOKENS:
-            return []
-        return [*prompt, *answer["output_ids"]]
+    async def _chat(self, chat: list[Turn], rng: np.random.Generator) -> list[Turn]:
+        """One more turn of a conversation, exactly where its answer is known; returns the rest."""
+        if not chat:
+            chat = self.chats[int(rng.integers(len(self.chats)))]
+        turn, *rest = chat
+        if turn.known is not None and rng.random() < 0.7:
+            await self._known(turn.known, "chat")
+        else:
+            await self._ask("chat", list(turn.prompt), 12)
+        return rest
 
     async def _ask(
         self, kind: str, prompt: Tokens, new_tokens: int, sampling: dict[str, Any] | None = None
@@ -141,8 +154,10 @@ class Load:
             self.tally.deviation(kind, f"{new_tokens} tokens were asked for, {meta}")
         if not sum(found.values()) == meta["cached_tokens"] < len(prompt):
             self.tally.deviation(kind, f"counts do not add up, {meta}")
-        if sampling is _EXACT and found["shifted"]:
-            self.tally.deviation(kind, f"approximate KV in an exact request, {meta}")
+        if sampling is _EXACT:
+            self.tally.exact_answers += 1
+            if found["shifted"]:
+                self.tally.deviation(kind, f"approximate KV in an exact request, {meta}")
         return answer
 
     async def _abort(self, rng: np.random.Generator) -> None:

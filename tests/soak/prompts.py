@@ -1,4 +1,4 @@
-"""The prompts of the soak: exact ones with known answers, and makers of all the others.
+"""The prompts of the soak: exact ones and chats with known answers, and makers of all the others.
 
 May not know engines beyond asking stock SGLang for the answers.
 """
@@ -17,6 +17,7 @@ Tokens = list[int]
 # less than 1e-3 in float32, so an answer with this margin is the same in all of them.
 MARGIN = 0.2
 ANSWER_TOKENS = 4
+CHAT_TURNS = 8
 
 # So many of the documents are shared, as many as a small pool can hold for a while.
 SHARED = 4
@@ -49,18 +50,53 @@ def pool_of(documents: list[Tokens], size: int, seed: int) -> list[Tokens]:
     return prompts
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A turn of a chat: all of its prompt, and its answer, where no near-tie decides it."""
+
+    prompt: tuple[int, ...]
+    known: Known | None
+
+
 def known_answers(stock: EngineUnderTest, prompts: list[Tokens]) -> list[Known]:
     """What stock SGLang answers, for the prompts where no near-tie decides it."""
     known = []
     for begin in range(0, len(prompts), 8):
         part = prompts[begin : begin + 8]
         stock.flush()
-        answers = stock.generate(part, ANSWER_TOKENS, return_logprob=True, top_logprobs_num=2)
-        for prompt, answer in zip(part, answers, strict=True):
-            tops = answer["meta_info"]["output_top_logprobs"]
-            if min(first[0] - second[0] for first, second in tops) > MARGIN:
-                known.append(Known(tuple(prompt), tuple(answer["output_ids"])))
+        known += [answer for _, answer in _ask(stock, part) if answer is not None]
     return known
+
+
+def chats_of(
+    stock: EngineUnderTest, documents: list[Tokens], size: int, seed: int
+) -> list[list[Turn]]:
+    """Conversations with stock SGLang: each prompt is the one before, its answer, and some more."""
+    rng = np.random.default_rng((seed, 1))
+    stock.flush()
+    chats: list[list[Turn]] = [[] for _ in range(size)]
+    prompts: list[Tokens] = [[] for _ in range(size)]
+    for _ in range(CHAT_TURNS):
+        for number, prompt in enumerate(prompts):
+            own = documents[SHARED + number % (len(documents) - SHARED)]
+            begin = int(rng.integers(0, 210))
+            prompts[number] = [*prompt, *own[begin : begin + int(rng.integers(30, 90))]]
+        answers = _ask(stock, prompts)
+        for number, (tokens, known) in enumerate(answers):
+            chats[number].append(Turn(tuple(prompts[number]), known))
+            prompts[number] = [*prompts[number], *tokens]
+    return chats
+
+
+def _ask(stock: EngineUnderTest, prompts: list[Tokens]) -> list[tuple[Tokens, Known | None]]:
+    """The answers, and which of them no near-tie decides."""
+    answers = stock.generate(prompts, ANSWER_TOKENS, return_logprob=True, top_logprobs_num=2)
+    found: list[tuple[Tokens, Known | None]] = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens, tops = list(answer["output_ids"]), answer["meta_info"]["output_top_logprobs"]
+        certain = min(first[0] - second[0] for first, second in tops) > MARGIN
+        found.append((tokens, Known(tuple(prompt), tuple(tokens)) if certain else None))
+    return found
 
 
 def mixed(documents: list[Tokens], rng: np.random.Generator) -> Tokens:

@@ -18,7 +18,7 @@ import psutil
 
 from tests.integration.engines import EngineUnderTest
 from tests.soak.load import Load
-from tests.soak.prompts import Known, Tokens
+from tests.soak.prompts import Known, Tokens, Turn
 
 # Small on purpose: the requests that run together want more slots than there are, so that donors
 # are evicted and requests retracted all the time, and chunks cut runs.
@@ -96,12 +96,13 @@ def soak(
     engine: EngineUnderTest,
     documents: list[Tokens],
     known: list[Known],
+    chats: list[list[Turn]],
     seconds: float,
     seed: int,
 ) -> Verdict:
     """Run the load for a time and check everything at the end."""
     scheduler = next(p for p in engine.processes if "scheduler" in " ".join(p.cmdline()))
-    load = Load(engine, documents, known, seed)
+    load = Load(engine, documents, known, chats, seed)
     memory = Memory(scheduler, max(0.5, seconds / 120))
     begin = time.monotonic()
     failures: list[str] = []
@@ -125,6 +126,8 @@ def soak(
         failures.append(f"slots are in use after a flush: {state}")
     tally = load.tally
     failures += tally.deviations
+    if tally.exact_answers != tally.exact_answers_compared:
+        failures.append(f"{tally.exact_answers} exact answers, {tally.exact_answers_compared} seen")
     settled, last = memory.growth_mib()
     if last > settled * (1 + GROWTH_ALLOWED) + GROWTH_ALLOWED_MIB:
         failures.append(f"memory grew from {settled:.0f} to {last:.0f} MiB")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.engines import EngineUnderTest
-from tests.soak.prompts import known_answers, pool_of
+from tests.soak.prompts import chats_of, known_answers, pool_of
 from tests.soak.run import soak, start_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
@@ -27,5 +27,7 @@ def test_a_minute_of_mixed_load(
     stock = engines("stock")
     known = known_answers(stock, pool_of(documents, 16, seed=3))
     assert len(known) >= 4
-    verdict = soak(tight, documents, known, seconds=45, seed=3)
+    chats = chats_of(stock, documents, 4, seed=3)
+    assert sum(turn.known is not None for chat in chats for turn in chat) >= 4
+    verdict = soak(tight, documents, known, chats, seconds=45, seed=3)
     assert verdict.failures == []
