@@ -81,10 +81,10 @@ bench-overhead: model ## What radix_rope costs where nothing is shared: bench/re
 	'$(BIN)/python' -m bench.overhead $(OVERHEAD_ARGS)
 
 test: model ## Run the tests (under 20 minutes on 2 cores)
-	'$(BIN)/python' -m pytest -m 'not slow and not gpu and not long' $(PYTEST_ARGS)
+	'$(BIN)/python' -m pytest -m 'not gpu and not long' $(PYTEST_ARGS)
 
 test-long: model ## The tests that need minutes each: soak, families of models, router, exactness
-	'$(BIN)/python' -m pytest -m 'long and not slow' $(PYTEST_ARGS)
+	'$(BIN)/python' -m pytest -m long $(PYTEST_ARGS)
 
 soak: model ## Mixed load on a small engine, every answer checked: SOAK_ARGS="--minutes 15"
 	'$(BIN)/python' -m tests.soak $(SOAK_ARGS)
@@ -96,7 +96,7 @@ unpatch: setup ## Remove what patched-env built
 	@'$(BIN)/python' -m radix_rope.patching remove
 
 test-patched: model patched-env ## Run the integration tests on the patched SGLang
-	RADIX_ROPE_PATCHED=1 '$(BIN)/python' -m pytest -m 'not slow and not gpu and not long' tests/integration $(PYTEST_ARGS)
+	RADIX_ROPE_PATCHED=1 '$(BIN)/python' -m pytest -m 'not gpu and not long' tests/integration $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	'$(BIN)/ruff' format --check $(RUFF_RULES) $(CODE)

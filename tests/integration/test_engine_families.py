@@ -77,14 +77,7 @@ def moved_and_computed(engine: EngineUnderTest, begin: int, end: int) -> list[di
 Served = tuple[str, EngineUnderTest, dict[str, Any], Path]
 
 
-# Qwen 2 differs from Qwen 3 and Llama by its biases alone; every engine costs its start.
-PARAMS = [
-    pytest.param(family, marks=[pytest.mark.slow] if family == "qwen2" else [])
-    for family in FAMILIES
-]
-
-
-@pytest.fixture(scope="module", params=PARAMS)
+@pytest.fixture(scope="module", params=FAMILIES)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:

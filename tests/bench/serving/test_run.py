@@ -9,7 +9,7 @@ from bench.serving.__main__ import main
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_smallest_run(tmp_path: Path, model_folder: Path) -> None:
     options = ["--preset", "tiny", "--workloads", "shared_prefix", "truncation"]
     options += ["--model-path", str(model_folder)]
