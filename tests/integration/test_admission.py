@@ -66,6 +66,11 @@ class Server:
             InsertParams(key=RadixKey(array("q", tokens)), value=torch.arange(len(tokens)))
         )
 
+    def finish_pass(self, req: Any) -> None:
+        """What was computed of a request is in the tree, as after its forward."""
+        self.hold(list(req.full_untruncated_fill_ids[: req.extend_end]))
+        req.kv.cache_inserted_len = req.extend_end // self.cache.page_size * self.cache.page_size
+
     def adder(self, chunk: int | None = 100, inputs: int = 5000) -> PrefillAdder:
         pool = self.cache.token_to_kv_pool_allocator
         return PrefillAdder(self.cache.page_size, self.cache, pool, None, 0.5, inputs, chunk)
@@ -372,6 +377,7 @@ def test_every_request_is_served_within_the_budget(  # type: ignore[no-untyped-d
             passes += 1
             assert passes < 200, "somebody starves"
             adder = server.adder(chunk=chunk)
+            went_on = chunked
             if chunked is not None:
                 chunked = server.add_chunk(adder, chunked)
             for req in waiting:
@@ -392,4 +398,10 @@ def test_every_request_is_served_within_the_budget(  # type: ignore[no-untyped-d
                 max(max_rows, len(adder.can_run_list))
             )
             reuse.release()
+            for req in adder.can_run_list:
+                # SGLang locks a request's prefix when it is admitted first.
+                if req is not went_on:
+                    server.cache.dec_lock_ref(req.last_node)
             assert locked(server.cache) == 0
+            for req in adder.can_run_list:
+                server.finish_pass(req)
