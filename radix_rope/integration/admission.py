@@ -153,11 +153,18 @@ class Admission:
             return Offer(end)
         planned = plan_of(self.cache, req, req.prefix_len, end, last_chunk=True)
         plan = planned.plan
-        if plan is not None and budget_tokens is not None and charge_of(plan) > budget_tokens:
+        if plan is not None and budget_tokens is not None:
             if plan.options.repair == "attention":
-                planned = plan_of(self.cache, req, req.prefix_len, end, last_chunk=False)
-                plan = planned.plan
-            plan = self._within(plan, budget_tokens)
+                if plan.computed_tokens <= budget_tokens < charge_of(plan):
+                    # Its second pass is a forward of its own, which is kept within a chunk; but
+                    # there may be only one that long.
+                    if self.adder.can_run_list:
+                        return None
+                elif plan.computed_tokens > budget_tokens:
+                    planned = plan_of(self.cache, req, req.prefix_len, end, last_chunk=False)
+                    plan = self._within(planned.plan, budget_tokens)
+            elif charge_of(plan) > budget_tokens:
+                plan = self._within(plan, budget_tokens)
         offer = Offer(end if plan is None else plan.end, plan, True, planned.refused)
         if self.adder.can_run_list:
             beside = self._beside_others(req, offer, budget_tokens)
@@ -197,9 +204,11 @@ class Admission:
         if offer.plan is None or len(offer.plan.rows) <= room:
             return offer
         (plan,) = fitting_plans([offer.plan], room)
-        if plan is not None and budget_tokens is not None and charge_of(plan) > budget_tokens:
-            # What was given up is computed, so the cut comes earlier.
-            plan = self._within(plan, budget_tokens)
+        if plan is not None and budget_tokens is not None and plan.computed_tokens > budget_tokens:
+            # What was given up is computed, so the cut comes earlier. A plan for a second pass
+            # holds for the end of a prompt only.
+            attention = plan.options.repair == "attention"
+            plan = None if attention else self._within(plan, budget_tokens)
         kept = {run.begin for run in plan.runs} if plan is not None else set()
         given_up = tuple(run for run in offer.plan.runs if run.begin not in kept)
         end = len(req.full_untruncated_fill_ids) if plan is None else plan.end

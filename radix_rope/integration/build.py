@@ -62,6 +62,9 @@ def build_cache(ctx: Any) -> RadixRopeCache:
         _enable_reuse(cache, ctx, config, int(server.tp_size))
         cache.fallbacks.ranks = int(server.tp_size)
         cache.mixes = bool(server.enable_mixed_chunk)
+        # As long as any other forward of this server, at most; -1 is no chunks.
+        chunk = server.chunked_prefill_size
+        cache.max_second_pass_tokens = chunk if chunk is not None and chunk > 0 else None
         if cache.max_rows < _ENOUGH_ROWS:
             logger.warning(
                 "radix_rope: a forward may have %d rows only, and each reused run takes about one "

@@ -63,6 +63,8 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         # how many rows a forward may have.
         self.corrector: Corrector | None = None
         self.max_rows = 0
+        # How many tokens a second pass may compute; None for any number.
+        self.max_second_pass_tokens: int | None = None
         # What scores run tokens for a second pass; None where none is possible, and then why.
         self.repair_rule: Rule | None = None
         self.no_second_pass: str | None = None

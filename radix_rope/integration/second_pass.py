@@ -59,7 +59,9 @@ def run_passes(
     with rule.watch(forward_batch, rows, plans) as scores:
         output = run(rows)
     requests = len(forward_batch.extend_seq_lens_cpu)
-    repaired = second_rows(plans, scores(), requests, reuse.cache.max_rows)
+    repaired = second_rows(
+        plans, scores(), requests, reuse.cache.max_rows, reuse.cache.max_second_pass_tokens
+    )
     if not repaired:
         return output
     others = [index for index in range(requests) if index not in repaired]
@@ -75,12 +77,17 @@ def run_passes(
 
 
 def second_rows(
-    plans: Plans, scores: Mapping[int, torch.Tensor], requests: int, max_rows: int
+    plans: Plans,
+    scores: Mapping[int, torch.Tensor],
+    requests: int,
+    max_rows: int,
+    max_tokens: int | None = None,
 ) -> dict[int, list[Interval]]:
     """What each request computes in the second pass: its picks, then its last gap.
 
     Rows that are left after one per request are dealt out evenly, first requests first; a
-    request that gets none is not repaired.
+    request that gets none is not repaired. No request computes more than `max_tokens`: of a long
+    one fewer tokens are picked than it asked for, or none.
     """
     share, more = divmod(max(0, max_rows - requests), len(plans))
     # One transfer to the host for the whole batch; it waits for the first pass.
@@ -94,7 +101,14 @@ def second_rows(
         if budget == 0:
             continue
         runs = [(run.begin, run.end) for run in plan.runs]
-        picks = choose_rows(runs, own, plan.options.attention_percent, budget)
+        percent = plan.options.attention_percent
+        if max_tokens is not None:
+            # `choose_rows` rounds tokens up, so leave one.
+            most = max_tokens - len(plan.rows[-1]) - 1
+            percent = min(percent, 100 * most // plan.reused_tokens)
+        if percent < 1:
+            continue
+        picks = choose_rows(runs, own, percent, budget)
         rows[index] = [*picks, (plan.rows[-1].begin, plan.rows[-1].end)]
     return rows
 

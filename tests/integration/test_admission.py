@@ -348,6 +348,49 @@ def test_a_failing_plan_is_charged_by_length(monkeypatch: pytest.MonkeyPatch) ->
     assert adder.rem_chunk_tokens == 0
 
 
+def attentive(rid: str, tokens: list[int], percent: int) -> Any:
+    """A request that asks for a second pass over `percent` of its run tokens."""
+    asked = {"repair": "attention", "attention_percent": percent}
+    req = request(rid, tokens)
+    req.sampling_params.custom_params = {"radix_rope": asked}
+    return req
+
+
+def test_a_second_pass_longer_than_the_budget_is_a_batch_of_its_own() -> None:
+    server = Server()
+    server.cache.repair_rule = object()  # type: ignore[assignment]
+    long = attentive("long", prompt(20, 900), percent=50)
+    # First in a batch: whole, in both passes, and nobody joins.
+    adder = server.adder(chunk=100)
+    server.add(adder, long)
+    assert long.extend_end == 923 and adder.new_chunked_req is None
+    assert adder.budget_state() is OTHER
+    (entry,) = server.prepare(adder).entries
+    assert entry.plan.options.repair == "attention" and entry.plan.computed_tokens == 24
+    # Behind another one it waits; a short one does not.
+    adder = server.adder(chunk=100)
+    assert server.add(adder, request("other", prompt(21, 0))) is CONTINUE
+    assert server.add(adder, attentive("waits", prompt(22, 900), percent=50)) is OTHER
+    assert server.add(adder, attentive("joins", prompt(23, 200), percent=5)) is CONTINUE
+    assert [req.rid for req in adder.can_run_list] == ["other", "joins"]
+    # Its own 23, the sink, the end of 3; 5% of 199, and the end once more.
+    assert adder.rem_chunk_tokens == 100 - 24 - (27 + 10 + 3)
+
+
+def test_where_the_first_pass_is_too_long_the_last_chunk_has_the_second() -> None:
+    server = Server()
+    server.cache.repair_rule = object()  # type: ignore[assignment]
+    req = attentive("long", [*range(150), *prompt(20, 900)], percent=50)
+    adder = server.adder(chunk=100)
+    server.add(adder, req)
+    assert req.extend_end == 100 and server.prepare(adder).entries == []
+    adder = server.adder(chunk=100)
+    assert server.add_chunk(adder, req) is None
+    assert req.extend_end == 150 + 923
+    (entry,) = server.prepare(adder).entries
+    assert entry.plan.options.repair == "attention"
+
+
 @settings(deadline=None, max_examples=150)
 @given(
     st.lists(

@@ -189,6 +189,11 @@ def test_rows_that_are_left_are_dealt_out() -> None:
         assert 1 <= len(own) - 1 <= most
     assert list(second_rows(plans, scores, 4, 6)) == [0, 2]
     assert second_rows(plans, scores, 4, 4) == {}
+    # No longer than it may be: 10 of 100 tokens, and the last gap of 10, were asked for.
+    for most in (20, 16, 12, 11):
+        own = second_rows(plans, scores, 4, 100, most)
+        lengths = [sum(end - begin for begin, end in rows) for rows in own.values()]
+        assert lengths == ([] if most == 11 else [most - 1] * 3), most
     many = second_rows(plans, scores, 4, 100)
     assert many[3] == [*((x, x + 1) for x in range(10, 110, 10)), (110, 120)]
 
