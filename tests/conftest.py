@@ -93,6 +93,7 @@ def engines(model_folder: Path, tiny_folder: Path) -> Iterator[Callable[..., obj
         if name not in started:
             impl, config, args = kinds[name]
             started[name] = EngineUnderTest(model_folder, impl, config, **args)
+        started[name].activate()
         return started[name]
 
     yield start

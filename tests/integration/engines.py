@@ -65,6 +65,15 @@ class EngineUnderTest:
             if process.pid not in others and "resource_tracker" not in " ".join(process.cmdline())
         ]
 
+    def activate(self) -> None:
+        """Make this engine the one that SGLang's process-wide configuration describes.
+
+        A process has one; what starts last replaces it, and requests are checked against it.
+        """
+        from sglang.srt.runtime_context import publish
+
+        publish(self.engine.server_args, role="tokenizer")
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
