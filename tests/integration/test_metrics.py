@@ -44,7 +44,7 @@ def test_a_batch_counts_what_its_second_pass_computed(monkeypatch: pytest.Monkey
     """As `meta_info` does: a retracted request counts nothing."""
     reqs = [SimpleNamespace(retracted_stain=stain) for stain in (False, True)]
     rule = SimpleNamespace(watch=lambda *a: _Watching())
-    cache: Any = SimpleNamespace(repair_rule=rule, max_rows=8)
+    cache: Any = SimpleNamespace(repair_rule=rule, max_rows=8, max_second_pass_tokens=None)
     plan = SimpleNamespace(options=SimpleNamespace(repair="attention"), runs=[object()])
     entries = [SimpleNamespace(index=i, req=req, plan=plan) for i, req in enumerate(reqs)]
     reuse = BatchReuse(cache, entries=entries)  # type: ignore[arg-type]
