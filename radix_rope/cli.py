@@ -76,15 +76,19 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return doctor_command()
 
 
-def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
+def _add_model_path(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
         "--model-path",
         type=Path,
         default=cached_model_path(),
         metavar="DIR",
-        help=f"model folder (default: the fetched {DEFAULT_MODEL})",
+        help=f"{what} (default: the fetched {DEFAULT_MODEL})",
     )
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    _add_model_path(parser, "model folder")
     add("--json", type=Path, metavar="F", help="write every measured target and the verdict")
     add("--plot", type=Path, metavar="F", help="write the chart (needs matplotlib)")
     add("--write-config", type=Path, metavar="F", help="write the options for --radix-rope-config")
@@ -129,13 +133,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--model-path",
-        type=Path,
-        default=cached_model_path(),
-        metavar="DIR",
-        help=f"model folder; only its tokenizer is read (default: the fetched {DEFAULT_MODEL})",
-    )
+    _add_model_path(parser, "model folder; only its tokenizer is read")
     add(
         "--donors",
         type=Path,

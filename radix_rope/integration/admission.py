@@ -153,18 +153,17 @@ class Admission:
             return Offer(end)
         planned = plan_of(self.cache, req, req.prefix_len, end, last_chunk=True)
         plan = planned.plan
-        if plan is not None and budget_tokens is not None:
-            if plan.options.repair == "attention":
-                if plan.computed_tokens <= budget_tokens < charge_of(plan):
-                    # Its second pass is a forward of its own, which is kept within a chunk; but
-                    # there may be only one that long.
-                    if self.adder.can_run_list:
-                        return None
-                elif plan.computed_tokens > budget_tokens:
+        if plan is not None and budget_tokens is not None and charge_of(plan) > budget_tokens:
+            two_passes = plan.options.repair == "attention"
+            if not two_passes or plan.computed_tokens > budget_tokens:
+                if two_passes:
+                    # Only the end of a prompt has a second pass.
                     planned = plan_of(self.cache, req, req.prefix_len, end, last_chunk=False)
-                    plan = self._within(planned.plan, budget_tokens)
-            elif charge_of(plan) > budget_tokens:
-                plan = self._within(plan, budget_tokens)
+                plan = self._within(planned.plan, budget_tokens)
+            elif self.adder.can_run_list:
+                # Its second pass is a forward of its own, which is kept within a chunk; but
+                # there may be only one that long.
+                return None
         offer = Offer(end if plan is None else plan.end, plan, True, planned.refused)
         if self.adder.can_run_list:
             beside = self._beside_others(req, offer, budget_tokens)
