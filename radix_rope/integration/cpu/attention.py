@@ -14,10 +14,13 @@ from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from torch.nn.functional import scaled_dot_product_attention
 
+from radix_rope.integration.cpu.masks import CausalMasks
 from radix_rope.integration.cpu.platform import ATTENTION_BACKEND
 
 _BLOCK_TOKENS = 512
 """How many keys torch's CPU flash kernel takes at a time."""
+
+_MASKS = CausalMasks(max_bytes=64 << 20)
 
 
 class CpuAttentionBackend(TorchNativeAttnBackend):  # type: ignore[misc]
@@ -186,12 +189,7 @@ def _attend_masked(
     folded = query.view(m, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
     mask = None
     if m > 1 or window is not None:
-        position = torch.arange(prefix_tokens, prefix_tokens + m).unsqueeze(1)
-        column = torch.arange(prefix_tokens + m).unsqueeze(0)
-        mask = column <= position
-        if window is not None:
-            mask &= column >= position - window
-        mask = mask.repeat(group, 1)
+        mask = _MASKS.get(m, prefix_tokens, group, window, query.dtype)
     out = scaled_dot_product_attention(
         folded.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), attn_mask=mask, scale=scaling
     )
