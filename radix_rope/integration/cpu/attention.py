@@ -146,19 +146,17 @@ def _attend(
     # SGLang writes "no window" as None or -1.
     window = None if sliding_window_size is None or sliding_window_size < 0 else sliding_window_size
     if prefix_tokens == 0 and window is None:
-        # Square and causal: the kernel skips the upper triangle by itself. One
-        # call per member of the group, so that K and V are not repeated.
-        grouped = query.view(m, kv_heads, group, dim)
-        out = query.new_empty(m, kv_heads, group, value.shape[-1])
-        for member in range(group):
-            out[:, :, member] = scaled_dot_product_attention(
-                grouped[:, :, member].transpose(0, 1).unsqueeze(0),
-                key.unsqueeze(0),
-                value.unsqueeze(0),
-                is_causal=True,
-                scale=scaling,
-            )[0].transpose(0, 1)
-        return out.view(m, heads, -1)
+        # Square and causal: the kernel skips the upper triangle by itself. The group is the batch,
+        # over which K and V are the same memory.
+        grouped = query.view(m, kv_heads, group, dim).permute(2, 1, 0, 3)
+        out = scaled_dot_product_attention(
+            grouped,
+            key.expand(group, -1, -1, -1),
+            value.expand(group, -1, -1, -1),
+            is_causal=True,
+            scale=scaling,
+        )
+        return out.permute(2, 1, 0, 3).reshape(m, heads, value.shape[-1])
     if m <= _BLOCK_TOKENS:
         return _attend_masked(query, key, value, prefix_tokens, scaling, window)
     # A mask does not keep the kernel from computing what it hides. Blocks that end where the
