@@ -1,11 +1,25 @@
 """The order of the overhead benchmark and its ratios, on servers made up for tests."""
 
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench.overhead import DEFAULT, OURS, QUICK, STOCK, Contestant, as_markdown, measure, summarise
+from bench.overhead import (
+    DEFAULT,
+    FULL,
+    OURS,
+    QUICK,
+    STOCK,
+    Contestant,
+    as_markdown,
+    measure,
+    summarise,
+)
 from bench.serving.client import Burst
 from bench.serving.records import Answer
 
@@ -41,18 +55,26 @@ def contestants(moved: int = 0) -> tuple[list[Contestant], list[tuple[str, int]]
     return [Contestant(client, scheduler) for client in made], asked
 
 
-def test_servers_take_turns_and_another_begins_each_round() -> None:
+def test_servers_take_turns_and_follow_one_another_equally_often() -> None:
     servers, asked = contestants()
-    samples = measure(servers, QUICK, seed=1)
-    assert len(samples) == QUICK.rounds * 2 * len(SPEED)
-    begins = [name for name, count in asked if not count]
-    # Two workloads a round, of the warm-up round too; every server's cache is emptied in each.
-    firsts = begins[:: 2 * len(SPEED)]
-    assert firsts == [DEFAULT, STOCK, OURS][: QUICK.rounds + 1]
-    singles = [name for name, count in asked if count == 1]
-    assert [set(singles[i : i + 3]) for i in range(0, len(singles), 3)] == [set(SPEED)] * (
-        len(singles) // 3
-    )
+    size = replace(FULL, prompt_tokens=4)
+    samples = measure(servers, size, seed=1)
+    assert len(samples) == size.rounds * 2 * len(SPEED)
+    # Every server's cache is emptied once in each round of each workload.
+    rounds = grouped(name for name, count in asked if not count)
+    assert len(rounds) == 2 * (size.rounds + 1)
+    singles = grouped(name for name, count in asked if count == 1)
+    assert len(singles) == 2 * (size.rounds + 1) * size.singles
+    # The warm-up round comes first and is not counted.
+    for turns in (rounds[2:], singles[2 * size.singles :]):
+        assert {frozenset(turn) for turn in turns} == {frozenset(SPEED)}
+        assert len(set(Counter(turn[0] for turn in turns).values())) == 1
+        pairs = Counter(pair for turn in turns for pair in pairwise(turn))
+        assert len(pairs) == 6 and len(set(pairs.values())) == 1
+
+
+def grouped(names: Iterable[str]) -> list[tuple[str, ...]]:
+    return list(zip(*[iter(names)] * len(SPEED), strict=True))
 
 
 def test_ratios_and_verdicts() -> None:
@@ -62,9 +84,23 @@ def test_ratios_and_verdicts() -> None:
     assert ratios["chats", DEFAULT] == pytest.approx(1.0)
     assert {row["ttft_ratio"][1] for row in rows if row["against"] == STOCK} == {0.5}
     text = as_markdown(rows, {"cores": 2})
-    assert text.count("pass  ") == 4 and "cores: 2" in text
-    slow = [{**rows[0], "throughput_ratio": [0.9, 0.95, 0.97], "within_target": False}]
-    assert "MISS  unique prompts" in as_markdown(slow, {})
+    assert text.count("pass  ") == 8 and "cores: 2" in text
+
+
+@pytest.mark.parametrize(
+    ("speed", "missed"), [(9.81, False), (9.79, True)], ids=["within", "too slow"]
+)
+def test_both_targets_are_two_percent(
+    monkeypatch: pytest.MonkeyPatch, speed: float, missed: bool
+) -> None:
+    # The server that was made up is as slow in requests/s as in TTFT.
+    monkeypatch.setitem(SPEED, OURS, speed)
+    rows = summarise(measure(contestants()[0], QUICK, seed=1))
+    text = as_markdown([row for row in rows if row["against"] == DEFAULT], {})
+    assert text.count("MISS  ") == 4 * missed and text.count("pass  ") == 4 * (not missed)
+    for target in ("at least 0.98 of the requests/s", "at most 1/0.98 = 1.0204 of the TTFT"):
+        for workload in ("unique prompts", "append-only chats"):
+            assert f"{'MISS' if missed else 'pass'}  {workload}: {target}" in text
 
 
 def test_a_moved_token_would_be_a_mistake_of_the_workload() -> None:
