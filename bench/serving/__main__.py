@@ -112,9 +112,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--strict", action="store_true", help="exit with 1 when a promise is broken"
     )
     options = parser.parse_args(arguments)
+    names = {BASELINE, EXACT_ONLY, OURS}
     for given in (*options.server, *options.url):
-        if "=" not in given:
+        name, equals, _ = given.partition("=")
+        if not (name and equals):
             parser.error(f"{given!r}: give a name, '=' and what it stands for")
+        if name in names:
+            parser.error(f"{given!r}: there is a server named {name} already; give another name")
+        names.add(name)
     options.name = options.name or f"serving-{options.preset}"
     options.config = parse_config(options.radix_rope_config)
     return options
@@ -143,9 +148,14 @@ def _run(options: argparse.Namespace) -> tuple[list[Cell], list[Load], dict[str,
         with stopped_at_exit() as running:
             clients = _start(running, started, model, common, options.logs, tokenizer)
             clients += _running(options.url, tokenizer)
-            measurement.warm_up(clients)
-            cells = measurement.one_by_one(clients)
-            loads = measurement.under_load(clients)
+            backends = {client.attention_backend() for client in clients} - {None}
+            try:
+                measurement.warm_up(clients)
+                measurement.one_by_one(clients)
+                measurement.under_load(clients)
+            except BaseException:
+                _keep(options, measurement)
+                raise
     setting: dict[str, object] = {
         "date": date.today().isoformat(),
         "model": Path(model).name,
@@ -153,16 +163,37 @@ def _run(options: argparse.Namespace) -> tuple[list[Cell], list[Load], dict[str,
         "seed": options.seed,
         "options of radix_rope": _changed(options.config),
         "options of every server": shlex.join(common),
-        "servers": ", ".join([*started, *(given.partition("=")[0] for given in options.url)]),
+        "attention backend": ", ".join(sorted(map(str, backends))),
+        "servers": ", ".join(
+            [
+                *(shlex.join([name, *own]) for name, own in started.items()),
+                *(given.replace("=", " ", 1) for given in options.url),
+            ]
+        ),
         **describe_machine(),
         "load average before the start": round(load_before, 2),
     }
-    return cells, loads, setting
+    return measurement.cells, measurement.loads, setting
+
+
+def _keep(options: argparse.Namespace, measurement: Measurement) -> None:
+    """What was measured until something failed, as JSON; pages are left as they are."""
+    if not (measurement.cells or measurement.loads):
+        return
+    kept = options.output / f"{options.name}-incomplete.json"
+    setting: dict[str, object] = {"preset": options.preset, "incomplete": True}
+    kept.write_text(as_json(measurement.cells, measurement.loads, setting))
+    print(f"bench.serving: measured so far: {kept}", file=sys.stderr)
 
 
 def _preset(options: argparse.Namespace) -> Preset:
     preset = PRESETS[options.preset]
     keep = options.workloads or list(WORKLOADS)
+    if not any(plan.workload in keep for plan in preset.cells):
+        measured = ", ".join(dict.fromkeys(plan.workload for plan in preset.cells))
+        raise ValueError(
+            f"preset {options.preset} has none of {', '.join(keep)}; it measures {measured}"
+        )
     return dataclasses.replace(
         preset,
         cells=tuple(

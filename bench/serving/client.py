@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import requests
 from sglang.benchmark import serving
 from sglang.benchmark.datasets import DatasetRow
 
@@ -75,6 +76,14 @@ class Client:
         """Empty the server's cache, where it can be asked to."""
         if self.backend == "sglang":
             serving.flush_server_cache(self.base_url, self._kind)
+
+    def attention_backend(self) -> str | None:
+        """What the server computes attention with; None where it does not say."""
+        if self.backend != "sglang":
+            return None
+        answer = requests.get(f"{self.base_url}/server_info", timeout=30)
+        answer.raise_for_status()
+        return str(answer.json()["attention_backend"])
 
     def one(self, prompt: Tokens, output_tokens: int = 1) -> Answer:
         """Send one request and wait for it."""

@@ -7,6 +7,7 @@ radix_rope computes again under the options listed with the results. May not kno
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from bench.serving.episode import Episode, Shape, Workload
 from bench.serving.forecast import Expected, Forecast
@@ -29,7 +30,7 @@ class Size:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that may be computed at most."""
+        """Tokens that are to be computed."""
         return int(self.prompt_tokens * (100 - self.reusable_percent) / 100 + 1e-6)
 
 
@@ -68,11 +69,12 @@ def fit(
     *,
     sequential: bool,
 ) -> Fitted:
-    """Make a workload of which every request computes at most `size.computed_tokens`.
+    """Make a workload whose requests compute `size.computed_tokens`.
 
-    Independent requests compute exactly as many; the last turn of a session does, earlier ones
-    less. The first request has exactly `size.prompt_tokens` tokens; others differ by a few where
-    their volatile line is longer or shorter, and sessions grow.
+    Independent requests compute exactly as many. The turns of a session do on average, or a little
+    less: early ones less, late ones more. The first request has exactly `size.prompt_tokens`
+    tokens; others differ by a few where their volatile line is longer or shorter, and sessions
+    grow.
 
     sequential: send requests as the turns of one session, where the workload has turns.
 
@@ -127,13 +129,13 @@ def _turns(last: int, turns: int) -> list[int]:
 def _longest_turns(
     workload: Workload, writer: Writer, shape: Shape, wanted: int, config: RadixRopeConfig
 ) -> list[int]:
-    """The longest messages with which no turn computes more than `wanted` tokens."""
+    """The longest messages with which the turns compute at most `wanted` tokens on average."""
     turns = shape.requests
 
     def fits(last: int) -> bool:
         longer = Shape(shape.bulk_tokens, _turns(last, turns), shape.pieces, True)
         expected = _forecast(workload.build(writer, longer), config)
-        return max(each.computed_tokens for each in expected) <= wanted
+        return fmean(each.computed_tokens for each in expected) <= wanted
 
     low, high = 0, turns * wanted
     while low < high:

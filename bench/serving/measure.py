@@ -1,7 +1,8 @@
 """The measurement: which request goes to which server, in which order.
 
-Servers take turns request by request, and who is first changes, so that a slower minute of the
-machine meets all of them. May not know how servers are started nor what ratios are wanted.
+Servers take turns request by request, and who is first and who follows whom changes, so that a
+slower minute of the machine meets all of them. May not know how servers are started nor what
+ratios are wanted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bench.serving.presets import CellPlan, LoadPlan, Preset
 from bench.serving.records import EXACT_ONLY, OURS, Cell, Load, Sample
 from bench.serving.workloads import WORKLOADS
 from bench.serving.writer import Tokens, Vocabulary, Writer
+from bench.turns import turn_order
 from radix_rope.config import RadixRopeConfig
 
 Progress = Callable[[str], None]
@@ -23,6 +25,10 @@ class Measurement:
     """One run of a preset over running servers.
 
     progress: called once for every step of `steps`.
+
+    Attributes:
+        cells: those that are measured so far.
+        loads: bursts measured so far.
     """
 
     def __init__(
@@ -34,6 +40,8 @@ class Measurement:
         progress: Progress,
     ) -> None:
         """Make every workload at once, so that a size that cannot be made fails before the wait."""
+        self.cells: list[Cell] = []
+        self.loads: list[Load] = []
         self._preset = preset
         self._progress = progress
         self._seed = seed
@@ -45,7 +53,8 @@ class Measurement:
         self._loads: list[tuple[LoadPlan, Fitted]] = []
         for i, plan in enumerate(preset.loads):
             writer = Writer(vocabulary, seed * 1000 + 500 + i)
-            requests = plan.requests * plan.bursts
+            # No prompt is sent twice: a server whose cache can't be emptied would know it.
+            requests = plan.requests * plan.bursts * len(plan.rates)
             fitted = _fitted(plan, writer, requests, config, sequential=False)
             self._loads.append((plan, fitted))
         first = preset.cells[0]
@@ -68,9 +77,10 @@ class Measurement:
             + plan.requests * plan.controls * fitted.expected[0].computed_tokens
             for plan, _, fitted in self._cells
         ]
+        # Between two rates the caches are emptied.
         loads = [
             _tokens(fitted.episode.donors)
-            + _tokens(fitted.episode.requests)
+            + _tokens(fitted.episode.requests) // len(plan.rates)
             + plan.requests * plan.bursts * plan.output_tokens
             for plan, fitted in self._loads
         ]
@@ -88,25 +98,25 @@ class Measurement:
                 client.one(prompt, output_tokens=2)
             self._progress(f"{client.name}: warm")
 
-    def one_by_one(self, clients: Sequence[Client]) -> list[Cell]:
+    def one_by_one(self, clients: Sequence[Client]) -> None:
         """All cells, one request at a time."""
         few = _without_radix_cache(clients)
-        return [
-            self._cell(clients if plan.radix_cache_requests else few, plan, writer, fitted)
-            for plan, writer, fitted in self._cells
-        ]
+        for plan, writer, fitted in self._cells:
+            chosen = clients if plan.radix_cache_requests else few
+            self.cells.append(self._cell(chosen, plan, writer, fitted))
 
-    def under_load(self, clients: Sequence[Client]) -> list[Load]:
+    def under_load(self, clients: Sequence[Client]) -> None:
         """All bursts, one server at a time; servers take turns, and who is first changes."""
-        results, clients = [], _without_radix_cache(clients)
+        clients = _without_radix_cache(clients)
         for turn, (plan, fitted) in enumerate(self._loads):
-            for rate in plan.rates:
+            for place, rate in enumerate(plan.rates):
                 for client in clients:
                     self._fill(client, fitted)
                 for burst in range(plan.bursts):
-                    for client in _rotated(clients, turn + burst):
-                        results.append(self._load(client, plan, fitted, rate, burst))
-        return results
+                    first = (place * plan.bursts + burst) * plan.requests
+                    prompts = fitted.episode.requests[first : first + plan.requests]
+                    for client in turn_order(clients, turn + burst):
+                        self.loads.append(self._load(client, plan, prompts, rate, burst))
 
     def _cell(
         self, clients: Sequence[Client], plan: CellPlan, writer: Writer, fitted: Fitted
@@ -130,12 +140,12 @@ class Measurement:
             )
 
         for i, prompt in enumerate(fitted.episode.requests):
-            for client in _rotated(clients, i):
+            for client in turn_order(clients, i):
                 if i < _asked(client, plan):
                     send(client, prompt, True, i, 0)
             for repeat in range(plan.controls):
                 control = fitted.control(writer, i, repeat)
-                for client in _rotated(clients, i + repeat):
+                for client in turn_order(clients, i * plan.controls + repeat):
                     send(client, control, False, i, repeat)
         return Cell(
             workload=plan.workload,
@@ -146,10 +156,8 @@ class Measurement:
         )
 
     def _load(
-        self, client: Client, plan: LoadPlan, fitted: Fitted, rate: float, number: int
+        self, client: Client, plan: LoadPlan, prompts: Sequence[Tokens], rate: float, number: int
     ) -> Load:
-        first = number * plan.requests
-        prompts = fitted.episode.requests[first : first + plan.requests]
         burst = client.burst(prompts, rate, plan.output_tokens, self._seed + number)
         title = WORKLOADS[plan.workload].title
         self._progress(f"{title} at {rate:g} requests/s: {client.name}")
@@ -196,8 +204,3 @@ def _without_radix_cache(clients: Sequence[Client]) -> Sequence[Client]:
 
 def _tokens(prompts: Sequence[Tokens]) -> int:
     return sum(map(len, prompts))
-
-
-def _rotated(clients: Sequence[Client], by: int) -> list[Client]:
-    by %= len(clients)
-    return [*clients[by:], *clients[:by]]

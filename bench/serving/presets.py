@@ -102,7 +102,7 @@ PRESETS: dict[str, Preset] = {
         )
         + _cells(CLAIMED, Size(32768, 99), asked=(8, 8, 8), controls=2),
         loads=tuple(
-            LoadPlan(key, Size(8192, 95, pieces=8), (1.0, 4.0, 16.0, 64.0, INFINITE), 128, 1, 64)
+            LoadPlan(key, Size(8192, 95, pieces=8), (1.0, 4.0, 16.0, 64.0, INFINITE), 32, 1, 64)
             for key in CLAIMED
         ),
     ),

@@ -174,19 +174,21 @@ def checks(cells: Sequence[Cell], loads: Sequence[Load]) -> list[Check]:
             if same := unshifted_ratio(group, rival):
                 found.append(
                     Check(
-                        f"unshifted, {tokens:,} tokens: TTFT of {TREES[rival]} to ours from "
-                        f"{low} to {high}",
+                        f"unshifted, {tokens:,} tokens, all rows together: TTFT of "
+                        f"{TREES[rival]} to ours from {low} to {high}",
                         f"{same.median:.3f} ({same.low:.2f}-{same.high:.2f})",
                         low <= same.median <= high,
                     )
                 )
-        if near := limit_ratio(group):
+        limits = [near for near in map(limit_ratio, ([cell] for cell in group)) if near]
+        if limits:
+            worst = min(limits, key=lambda near: near.median)
             found.append(
                 Check(
-                    f"{tokens:,} tokens: plain prefill of the computed tokens takes at least "
-                    f"{MIN_LIMIT} of our TTFT",
-                    f"{near.median:.2f} ({near.low:.2f}-{near.high:.2f})",
-                    near.median >= MIN_LIMIT,
+                    f"{tokens:,} tokens, in every row: plain prefill of the computed tokens takes "
+                    f"at least {MIN_LIMIT} of our TTFT",
+                    f"least {worst.median:.2f} ({worst.low:.2f}-{worst.high:.2f})",
+                    worst.median >= MIN_LIMIT,
                 )
             )
     counted = [

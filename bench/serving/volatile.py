@@ -62,8 +62,11 @@ def memory_gauge(writer: Writer, shape: Shape) -> Episode:
     def prompt(percent: int) -> Tokens:
         return (*first, *writer.line(f"Memory used: {percent}% of 64 GiB\n"), *rest)
 
-    percents = writer.distinct("percent", lambda random: int(random.integers(10, 100)), 81)
-    percents.remove(41)
+    percents = [
+        percent
+        for percent in writer.distinct("percent", lambda random: int(random.integers(10, 100)), 81)
+        if percent != 41
+    ]
     return _with_questions(
         writer, shape, prompt(41), [prompt(percents[i]) for i in _first(shape, len(percents))]
     )

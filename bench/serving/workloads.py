@@ -145,4 +145,4 @@ WORKLOADS: dict[str, Workload] = {
 """Every workload by key, in the order of the tables."""
 
 CLAIMED = ("shared_prefix", "permuted", "session", "truncation")
-"""Workloads the README's ratios are promised for."""
+"""Workloads that ratios are promised for."""

@@ -18,7 +18,7 @@ from tests.bench.serving.made import Encode
 NAMES = (BASELINE, EXACT_ONLY, OURS)
 SPEED = {BASELINE: 1.0, EXACT_ONLY: 1.0, OURS: 5.0}
 PLAN = CellPlan("shared_prefix", Size(1024, 90), 3, 2, 1, 2)
-LOAD = LoadPlan("truncation", Size(1024, 90), (float("inf"),), 3, 2, 1)
+LOAD = LoadPlan("truncation", Size(1024, 90), (1.0, float("inf")), 3, 2, 1)
 
 
 class Made:
@@ -48,10 +48,11 @@ def measured(encode: Encode) -> tuple[Cell, list[Load], list[tuple[str, Tokens]]
     made = Measurement(preset, vocabulary, RadixRopeConfig(), 1, steps.append)
     clients: Any = [Made(name, sent) for name in NAMES]
     made.warm_up(clients)
-    (cell,) = made.one_by_one(clients)
-    loads = made.under_load(clients)
+    made.one_by_one(clients)
+    made.under_load(clients)
     assert len(steps) == made.steps(len(NAMES))
-    return cell, loads, sent, steps
+    (cell,) = made.cells
+    return cell, made.loads, sent, steps
 
 
 def test_every_server_gets_its_share_and_all_of_them_the_controls(measured: Any) -> None:
@@ -75,9 +76,13 @@ def test_ratios_are_taken_over_what_both_were_asked(measured: Any) -> None:
 def test_bursts_take_turns_and_are_new_each_time(measured: Any) -> None:
     _, loads, sent, _ = measured
     order = [(load.burst, load.server) for load in loads]
-    assert order == [(0, BASELINE), (0, OURS), (1, OURS), (1, BASELINE)]
+    assert order == 2 * [(0, BASELINE), (0, OURS), (1, OURS), (1, BASELINE)]
+    assert [load.rate for load in loads] == 4 * [1.0] + 4 * [float("inf")]
     ratio = load_ratio(loads, "truncation", float("inf"))
     assert ratio is not None and ratio.median == pytest.approx(5.0)
-    prompts = [prompt for name, prompt in sent[-12:] if name == OURS]
-    assert len(set(prompts)) == 6
-    assert not any(name == EXACT_ONLY for name, _ in sent[-12:])
+    # A flush and the donor come before each rate.
+    under_load = sent[-2 * (2 * 2 + 12) :]
+    for server in (BASELINE, OURS):
+        prompts = Counter(prompt for name, prompt in under_load if name == server)
+        assert sorted(prompts.values()) == [1] * 12 + [2, 2], "no request is sent twice"
+    assert not any(name == EXACT_ONLY for name, _ in under_load)

@@ -2,10 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.serving import __main__ as command
 from bench.serving.__main__ import main
+from bench.serving.records import Answer, Cell, Sample
+
+PAGE = "python -m bench.serving --preset tiny --write-docs"
+ENDS = ("begin", "end")
 
 
 @pytest.mark.engine
@@ -30,3 +36,46 @@ def test_the_smallest_run(tmp_path: Path, model_folder: Path) -> None:
     assert [a["shifted_tokens"] > 0 for a in ours] == [True, True]
     assert (tmp_path / "serving-tiny.png").stat().st_size > 10_000
     assert "| shared prefix, unique head | 512 |" in (tmp_path / "serving-tiny.md").read_text()
+
+
+@pytest.mark.parametrize("given", ["--server", "--url"])
+@pytest.mark.parametrize(
+    ("text", "reason"), [("stock=x", "there is a server named stock already"), ("x", "give a name")]
+)
+def test_servers_have_names_of_their_own(
+    given: str, text: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([given, text])
+    assert reason in capsys.readouterr().err
+
+
+def test_a_preset_without_the_workload_says_what_it_has(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--preset", "claims", "--workloads", "fan_out", "--output", str(tmp_path)]
+    assert main([*options, "--model-path", str(model_folder)]) == 1
+    assert "has none of fan_out; it measures shared_prefix, permuted" in capsys.readouterr().err
+
+
+def test_what_was_measured_before_a_failure_is_kept(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = Sample("stock", True, 0, 0, 51, Answer(7.0, 1024, 0, 0))
+
+    def one_cell(measurement: Any, clients: Any) -> None:
+        measurement.cells.append(Cell("shared_prefix", "title", 512, 75, (sample,)))
+        raise command.RequestError("stock: it went away")
+
+    monkeypatch.setattr(command, "_start", lambda *_: [])
+    monkeypatch.setattr(command.Measurement, "warm_up", lambda *_: None)
+    monkeypatch.setattr(command.Measurement, "one_by_one", one_cell)
+    page = tmp_path / "page.md"
+    page.write_text(begin := "\n".join(f"<!-- written by {PAGE}: {end} -->" for end in ENDS))
+    options = ["--preset", "tiny", "--model-path", str(model_folder), "--output", str(tmp_path)]
+    assert main([*options, "--logs", str(tmp_path), "--write-docs", str(page)]) == 1
+    kept = json.loads((tmp_path / "serving-tiny-incomplete.json").read_text())
+    assert kept["setting"]["incomplete"]
+    assert kept["cells"][0]["samples"][0]["answer"]["ttft_ms"] == 7.0
+    assert page.read_text() == begin
+    assert not (tmp_path / "serving-tiny.json").exists()

@@ -69,12 +69,12 @@ def test_no_request_is_a_prefix_of_another(key: str, sequential: bool, encode: E
 
 
 @pytest.mark.parametrize("key", CLAIMED)
-def test_turns_compute_no_more_than_claimed(key: str, encode: Encode) -> None:
+def test_turns_compute_on_average_what_is_claimed(key: str, encode: Encode) -> None:
     size = Size(1024, 95)
     made, _ = make(key, encode, size, requests=3, sequential=True)
     computed = [each.computed_tokens for each in made.expected]
-    assert max(computed) <= size.computed_tokens
-    assert computed[-1] > size.computed_tokens - 3
+    assert size.computed_tokens - 3 < sum(computed) / 3 <= size.computed_tokens
+    assert computed == sorted(computed)
     assert all(len(r) >= size.prompt_tokens for r in made.episode.requests)
 
 
@@ -128,6 +128,16 @@ def test_clocks_of_equal_and_of_other_length(unit: str, encode: Encode) -> None:
         length = len(episode.donors[0])
         assert len(set(episode.requests)) == 12
         assert all((len(r) == length) == same for r in episode.requests)
+
+
+def test_a_gauge_shows_other_percentages_with_every_seed(encode: Encode) -> None:
+    from bench.serving.episode import Shape
+    from bench.serving.volatile import memory_gauge
+
+    for seed in range(30):
+        writer = Writer(Vocabulary(range(100, 40_000), encode), seed)
+        episode = memory_gauge(writer, Shape(200, [20] * 12, 2, False))
+        assert len({*episode.donors, *(r[:-20] for r in episode.requests)}) == 13
 
 
 def test_a_share_without_room_is_refused(encode: Encode) -> None:
