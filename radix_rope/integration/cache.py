@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from radix_rope.integration.admission import Admission
     from radix_rope.integration.metrics import Metrics
     from radix_rope.integration.repair import Rule
-    from radix_rope.integration.reuse import BatchReuse
+    from radix_rope.integration.reuse import BatchReuse, ShiftedTokens
 
 
 class RadixRopeCache(RadixCache):  # type: ignore[misc]
@@ -79,8 +79,8 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         self.admission: Admission | None = None
         # What admitted requests are computing and the tree does not hold yet.
         self.prefilling = PrefillingPrompts(self)
-        # (spliced, approximate prefix) of the batch just prepared, for its log line.
-        self.shifted_tokens_of_batch = (0, 0)
+        # Of the batch just prepared, for its log line; None where nothing was noted.
+        self.shifted_tokens_of_batch: ShiftedTokens | None = None
         self.content: ContentTree | None = None
         if self.config.mode != "off" and not params.disable:
             self.content = ContentTree(stride=self.config.stride, page_size=params.page_size)

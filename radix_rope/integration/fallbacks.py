@@ -14,6 +14,11 @@ logger = logging.getLogger(__name__)
 STAGES = ("plan", "copy", "forward")
 
 
+def is_worth_a_line(count: int) -> bool:
+    """Whether to log a failure, the 1st, 2nd, 4th, 8th, ...: many must not fill the disk."""
+    return count & (count - 1) == 0
+
+
 class Fallbacks:
     """Decides whether a failure may be survived, and remembers it.
 
@@ -47,8 +52,7 @@ class Fallbacks:
             raise error
         self.counts[stage] += 1
         count = self.counts[stage]
-        # The 1st, 2nd, 4th, 8th, ...: a fault of every batch must not fill the disk.
-        if count & (count - 1) == 0:
+        if is_worth_a_line(count):
             logger.error(
                 "radix_rope: %s failed (%d so far); the batch is computed whole, without reuse.",
                 stage,

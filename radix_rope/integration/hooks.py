@@ -29,6 +29,7 @@ from radix_rope.integration.request_options import (
 )
 from radix_rope.integration.reuse import (
     BatchReuse,
+    ShiftedTokens,
     begin_extend,
     commit,
     plan_batch,
@@ -102,7 +103,7 @@ def prepare_for_extend(original: Callable[..., Any], batch: Any) -> Any:
         cache.shifted_tokens_of_batch = commit(reuse, batch)
     except Exception as error:
         undo(reuse)
-        cache.shifted_tokens_of_batch = (0, 0)
+        cache.shifted_tokens_of_batch = None
         cache.fallbacks.survive("plan", error)
     if cache.config.explain:
         explain_batch(reuse, batch)
@@ -259,10 +260,13 @@ def prefill_stats(
     stats = original(cls, adder, *args, **kwargs)
     cache = adder.tree_cache
     if isinstance(cache, RadixRopeCache) and cache.reuses:
-        spliced, approximate_prefix = cache.shifted_tokens_of_batch
-        stats.log_input_tokens -= spliced
-        stats.log_hit_tokens -= approximate_prefix
-        stats.radix_rope_shifted_tokens = spliced + approximate_prefix
+        shifted = cache.shifted_tokens_of_batch or ShiftedTokens()
+        stats.log_input_tokens -= shifted.spliced
+        stats.log_hit_tokens -= shifted.prefix
+        # SGLang subtracts these from those, for a hit rate of first attempts.
+        stats.reprocessed_log_input_tokens -= shifted.spliced_again
+        stats.reprocessed_log_hit_tokens -= shifted.prefix_again
+        stats.radix_rope_shifted_tokens = shifted.spliced + shifted.prefix
     return stats
 
 

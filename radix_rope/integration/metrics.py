@@ -1,11 +1,13 @@
 """Prometheus metrics of one scheduler: numbers only, never prompt content.
 
 Made when SGLang runs with `--enable-metrics`, in the ranks that report; everywhere else the cache
-holds none and nothing is counted or timed. Clock readings end here and influence no decision.
+holds none and nothing is counted or timed. Clock readings end here and influence no decision, and
+neither does a backend that fails: that is logged, and the batch goes on.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,10 +18,12 @@ import torch
 
 from radix_rope.content.stats import MatchStats
 from radix_rope.integration import seams
-from radix_rope.integration.fallbacks import STAGES
+from radix_rope.integration.fallbacks import STAGES, is_worth_a_line
 
 if TYPE_CHECKING:
     from radix_rope.integration.reuse import BatchReuse
+
+logger = logging.getLogger(__name__)
 
 SOURCES = ("exact", "shifted", "computed")
 REASONS = ("generations", "roundings", "too_short", "rows", "memory")
@@ -115,16 +119,18 @@ class Metrics:
         # What was taken over of totals that others count.
         self._seen = MatchStats()
         self._seen_fallbacks: Counter[str] = Counter()
+        self._failures = 0
         self._timer: Any = None
         if on_gpu:
-            self._timer = seams.device_timer(self._copy_seconds.observe)
+            self._timer = seams.device_timer(self._observe_copy)
 
     @contextmanager
     def timing_plan(self, spent: float = 0.0) -> Iterator[None]:
         """Time the planning of one batch, of which `spent` seconds are past."""
         begin = time.perf_counter() - spent
         yield
-        self._plan_seconds.observe(time.perf_counter() - begin)
+        with self._harmless():
+            self._plan_seconds.observe(time.perf_counter() - begin)
 
     @contextmanager
     def timing_copy(self) -> Iterator[None]:
@@ -135,10 +141,32 @@ class Metrics:
             return
         begin = time.perf_counter()
         yield
-        self._copy_seconds.observe(time.perf_counter() - begin)
+        self._observe_copy(time.perf_counter() - begin)
+
+    def _observe_copy(self, seconds: float) -> None:
+        with self._harmless():
+            self._copy_seconds.observe(seconds)
 
     def count_prefill(self, reuse: BatchReuse) -> None:
         """Count one extend batch that ran."""
+        with self._harmless():
+            self._count_prefill(reuse)
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Log what fails, more and more rarely, and go on: no number is worth a request."""
+        try:
+            yield
+        except Exception as error:
+            self._failures += 1
+            if is_worth_a_line(self._failures):
+                logger.error(
+                    "radix_rope: counting failed (%d so far); the metrics are incomplete.",
+                    self._failures,
+                    exc_info=error,
+                )
+
+    def _count_prefill(self, reuse: BatchReuse) -> None:
         for source, count in reuse.tokens.items():
             self._prompt_tokens[source].inc(count)
         self._recomputed.inc(reuse.recomputed_tokens)

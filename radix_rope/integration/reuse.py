@@ -29,6 +29,23 @@ if TYPE_CHECKING:
     from radix_rope.integration.cache import RadixRopeCache
 
 
+@dataclass(frozen=True)
+class ShiftedTokens:
+    """Shifted tokens of one extend batch.
+
+    Attributes:
+        spliced: of runs.
+        prefix: of prefixes that stand on approximate nodes.
+        spliced_again, prefix_again: of these, those of requests that were retracted before.
+            SGLang takes such requests out of its hit rate.
+    """
+
+    spliced: int = 0
+    prefix: int = 0
+    spliced_again: int = 0
+    prefix_again: int = 0
+
+
 @dataclass
 class RequestReuse:
     """One request's plan, the slots it copies from, and the locks that keep them.
@@ -125,14 +142,14 @@ def plan_batch(
     return reuse
 
 
-def commit(reuse: BatchReuse, batch: Any) -> tuple[int, int]:
+def commit(reuse: BatchReuse, batch: Any) -> ShiftedTokens:
     """Note on every request what was reused, once nothing can be given up any more.
 
-    Returns the batch's shifted tokens: those of spliced runs, and those of
-    prefixes that stand on approximate nodes.
+    Returns the batch's shifted tokens.
     """
     cache = reuse.cache
-    spliced_tokens = prefix_tokens = 0
+    spliced_tokens: Counter[bool] = Counter()
+    prefix_tokens: Counter[bool] = Counter()
     spliced = {id(entry.req): entry for entry in reuse.entries}
     for req in batch.reqs:
         state = state_of(req)
@@ -168,30 +185,36 @@ def commit(reuse: BatchReuse, batch: Any) -> tuple[int, int]:
                 entry.counted_tokens = reused
                 req.cached_tokens += reused
                 state.shifted_tokens += reused
-        spliced_tokens += reused
-        prefix_tokens += approximate_prefix
+        again = bool(req.retracted_stain)
+        spliced_tokens[again] += reused
+        prefix_tokens[again] += approximate_prefix
         if cache.metrics is not None and not req.retracted_stain:
             if first:
                 reuse.tokens["exact"] += req.prefix_len - approximate_prefix
             reuse.tokens["shifted"] += approximate_prefix + reused
             reuse.tokens["computed"] += req.extend_len - reused
-    return spliced_tokens, prefix_tokens
+    return ShiftedTokens(
+        spliced_tokens.total(), prefix_tokens.total(), spliced_tokens[True], prefix_tokens[True]
+    )
 
 
 def undo(reuse: BatchReuse) -> None:
     """Forget the batch's plans and what `commit` noted of them: everything will be computed."""
     reuse.release()
-    spliced_tokens = 0
+    spliced_tokens = spliced_again = 0
     for entry in reuse.entries:
         if entry.before is not None:
             entry.req.radix_rope = entry.before
             entry.req.cached_tokens -= entry.counted_tokens
             spliced_tokens += entry.plan.reused_tokens
+            if entry.req.retracted_stain:
+                spliced_again += entry.plan.reused_tokens
             reuse.tokens["shifted"] -= entry.counted_tokens
             reuse.tokens["computed"] += entry.counted_tokens
     reuse.entries.clear()
     if reuse.stats is not None:
         reuse.stats.log_input_tokens += spliced_tokens
+        reuse.stats.reprocessed_log_input_tokens += spliced_again
         reuse.stats.radix_rope_shifted_tokens -= spliced_tokens
 
 
