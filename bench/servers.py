@@ -155,23 +155,35 @@ class Server:
 
 @contextmanager
 def stopped_at_exit() -> Iterator[list[Server]]:
-    """A list of servers that are stopped when the context ends, also by SIGTERM."""
+    """A list of servers that are stopped when the context ends, also by SIGTERM or SIGHUP.
+
+    Servers run in sessions of their own, so a terminal that is closed reaches only this process.
+    """
 
     def leave(signum: int, frame: object) -> None:
         raise SystemExit(128 + signum)
 
     servers: list[Server] = []
-    before = signal.signal(signal.SIGTERM, leave)
+    # What is ignored already stays so: `nohup` is there to outlive the terminal.
+    before = {
+        signum: handler
+        for signum in (signal.SIGTERM, signal.SIGHUP)
+        if (handler := signal.getsignal(signum)) is not signal.SIG_IGN
+    }
+    for signum in before:
+        signal.signal(signum, leave)
     try:
         yield servers
     finally:
-        # Who sends SIGTERM may not wait long, and may send it again.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # Who sends a signal may not wait long, and may send another.
+        for signum in before:
+            signal.signal(signum, signal.SIG_IGN)
         for server in servers:
             server.terminate()
         for server in servers:
             server.stop()
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def sglang_command(model: str | Path, port: int, *options: str) -> list[str]:

@@ -29,18 +29,41 @@ def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("sleeping")
-def test_all_stop_when_the_benchmark_is_asked_to_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_all_stop_when_the_benchmark_is_asked_to_end(sent: signal.Signals, tmp_path: Path) -> None:
+    def otherwise(signum: int, frame: object) -> None:
+        raise InterruptedError("nobody stops the servers")
+
+    before = signal.signal(sent, otherwise)
+    try:
+        _all_stop(sent, tmp_path)
+        assert signal.getsignal(sent) is otherwise
+    finally:
+        signal.signal(sent, before)
+
+
+def _all_stop(sent: signal.Signals, tmp_path: Path) -> None:
     pids = []
     with pytest.raises(SystemExit) as ended, stopped_at_exit() as servers:
         for name in ("one", "two"):
             servers.append(sglang_server(name, "model", [], tmp_path / name))
             pids.append(servers[-1].pid)
         assert all(psutil.pid_exists(pid) for pid in pids)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), sent)
         signal.pause()
-    assert ended.value.code == 128 + signal.SIGTERM
+    assert ended.value.code == 128 + sent
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    """As under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopped_at_exit():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_server_that_ends_while_it_starts_shows_its_log(tmp_path: Path) -> None:
