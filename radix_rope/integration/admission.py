@@ -85,6 +85,8 @@ class Admission:
     def __init__(self, cache: RadixRopeCache, adder: Any) -> None:
         self.cache = cache
         self.adder = adder
+        # Whether a request was passed over.
+        self.held = False
         # Time spent on plans, for metrics only.
         self.seconds = 0.0
         # By the identity of the request: the adder keeps those that it admitted.
@@ -103,6 +105,8 @@ class Admission:
     def holds(self, req: Any) -> bool:
         """Whether a waiting request is passed over: another one is computing what it needs."""
         prefilling = self.cache.prefilling
+        # It may have been prefilled before, and retracted: neither it nor others wait for that.
+        prefilling.forget(req)
         if (
             not len(prefilling)
             or self.cache.plan_options.recompute_all
@@ -121,6 +125,7 @@ class Admission:
             )
         if held:
             prefilling.note_held(req)
+            self.held = True
         self.seconds += perf_counter() - started
         return held
 
@@ -293,7 +298,10 @@ def add_one_req(original: Callable[..., Any], adder: Any, req: Any, *args: Any, 
     if adder.can_run_list and adder.can_run_list[-1] is req:
         admission.announce(req, offer)
         # SGLang's last word on an admitted request, on the budget as it really is.
-        return adder.budget_state()
+        result = adder.budget_state()
+    if admission.held and result is _result("NO_TOKEN"):
+        # SGLang would admit nobody until a running request leaves. The one passed over may fit.
+        return _result("OTHER")
     return result
 
 

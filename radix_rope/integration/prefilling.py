@@ -114,6 +114,10 @@ class PrefillingPrompts:
         prompt.segment.owner = prompt
         self._prompts[id(req)] = prompt
 
+    def forget(self, req: Any) -> None:
+        """A request is considered anew; what was known of it while it ran (retracted) is over."""
+        self._drop(id(req))
+
     def still_holds(self, req: Any) -> bool:
         """Whether a request waits for a prompt that is as it was when it was last looked up."""
         state = state_of(req)

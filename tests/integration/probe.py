@@ -170,14 +170,21 @@ def set_test_retract(scheduler: Any, on: bool) -> None:
     module.TEST_RETRACT = on
 
 
-def set_schedule(scheduler: Any, chunk_tokens: int | None = None, policy: str = "fcfs") -> None:
-    """Change how a running server cuts and orders prefills."""
+def set_schedule(
+    scheduler: Any,
+    chunk_tokens: int | None = None,
+    policy: str = "fcfs",
+    preempts: bool | None = None,
+) -> None:
+    """Change how a running server cuts and orders prefills, and whether they preempt others."""
     from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy, CacheAwarePolicy
 
     aware = policy in [known.value for known in CacheAwarePolicy]
     scheduler.policy.policy = CacheAwarePolicy(policy) if aware else CacheAgnosticPolicy(policy)
     if chunk_tokens is not None:
         scheduler.chunked_prefill_size = chunk_tokens
+    if preempts is not None:
+        scheduler.enable_priority_preemption = preempts
 
 
 def watch_prefills(scheduler: Any) -> None:

@@ -20,7 +20,7 @@ def ours(engines: Callable[[str], EngineUnderTest]) -> Iterator[EngineUnderTest]
     engine.flush()
     engine.probe("watch_prefills")
     yield engine
-    engine.probe("set_schedule", chunk_tokens=CHUNK)
+    engine.probe("set_schedule", chunk_tokens=CHUNK, preempts=True)
 
 
 def logprobs(result: dict[str, Any]) -> list[float]:
@@ -155,4 +155,23 @@ def test_sharing_starves_nobody(ours: EngineUnderTest, documents: Documents) -> 
     assert sum(shifted(result) for result in results) >= 7 * (300 - 16) - 100
     computed = sum(end - begin - reused for b in batches for _, begin, end, reused in b)
     assert computed <= sum(map(len, prompts)) - 7 * (300 - 16) + 100
+    ours.assert_nothing_lost()
+
+
+def test_one_that_does_not_fit_does_not_shut_out_one_that_waits(
+    ours: EngineUnderTest, documents: Documents
+) -> None:
+    # With preemption, SGLang looks at everybody in every pass.
+    ours.probe("set_schedule", chunk_tokens=8192, preempts=False)
+    shared = [*documents[0], *documents[1]]
+    first, waits = [*documents[5][:20], *shared], [*documents[6][:30], *shared]
+    # Not before the first one has left, which decodes for long.
+    large = [token for document in documents[7:] for token in document][:5400]
+    lengths = [{"max_new_tokens": n} for n in (64, 4, 4)]
+    ours.probe("hold_until", requests=3)
+    ours.probe("watch_prefills")
+    results = ours.generate([first, waits, large], sampling=lengths)
+    batches = [[length for length, *_ in batch] for batch in ours.probe("prefills")]
+    assert batches == [[len(first)], [len(waits)], [len(large)]]
+    assert shifted(results[1]) >= 600 - 16
     ours.assert_nothing_lost()

@@ -179,6 +179,37 @@ def test_waiting_is_bounded_whatever_becomes_of_the_other() -> None:
     assert one_pass(server, second, chunk=10) == [second]
 
 
+def test_a_retracted_request_is_waited_for_no_more() -> None:
+    server = Server()
+    first, second = behind(100), behind(200)
+    assert one_pass(server, first, second) == [first]
+    # It is retracted. What it computed itself before is nothing to wait for.
+    assert one_pass(server, first, behind(300)) == [first]
+    # Again, and now it does not fit.
+    adder = server.adder(chunk=5000)
+    adder.memory_budget.total_offset += 10**6
+    assert server.add(adder, first) is AddReqResult.NO_TOKEN
+    adder.memory_budget.total_offset -= 10**6
+    server.add(adder, second)
+    assert adder.can_run_list == [second]
+
+
+def test_who_does_not_fit_does_not_shut_out_one_that_is_held() -> None:
+    # Upon NO_TOKEN, SGLang looks at nobody until a running request leaves.
+    def results(*waiting: Any) -> list[Any]:
+        adder = server.adder(chunk=5000)
+        return [server.add(adder, req) for req in waiting]
+
+    server = Server(free=2000)
+    first, second = behind(100), behind(200)
+    large, small = request("large", list(range(900_000, 904_000))), request("small", [1, 2, 3])
+    assert results(first, second, large) == [CONTINUE, CONTINUE, AddReqResult.OTHER]
+    assert results(second, large) == [CONTINUE, AddReqResult.OTHER]
+    # Nobody is held.
+    computed(server, first)
+    assert results(small, large) == [CONTINUE, AddReqResult.NO_TOKEN]
+
+
 def test_a_request_for_which_others_were_preempted_is_not_held() -> None:
     server = Server()
     first, second = behind(100), behind(200)
