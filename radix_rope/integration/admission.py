@@ -5,7 +5,9 @@ budget is raised by what its plan reuses, and where even its computed tokens are
 to the place where they reach it. Memory is charged in full: copies need slots.
 
 What is decided here is remembered until the batch is prepared, but nothing is locked: between the
-two SGLang allocates nothing. Pure function of tree, requests and the adder, as every rank of a
+two SGLang allocates nothing. It may evict, where it preempts a running request for a waiting one;
+what was admitted before is then planned anew, for the range that it was admitted with, and may
+compute more than was charged. Pure function of tree, requests and the adder, as every rank of a
 tensor-parallel group must admit the same.
 """
 
@@ -85,6 +87,8 @@ class Admission:
     def __init__(self, cache: RadixRopeCache, adder: Any) -> None:
         self.cache = cache
         self.adder = adder
+        # SGLang's policy and the waiting requests in its order, where it looked at the cache.
+        self.queue, cache.queue = cache.queue, None
         # Whether a request was passed over.
         self.held = False
         # Time spent on plans, for metrics only.
@@ -104,6 +108,13 @@ class Admission:
 
     def holds(self, req: Any) -> bool:
         """Whether a waiting request is passed over: another one is computing what it needs."""
+        held = self._would_hold(req)
+        if held:
+            self.cache.prefilling.note_held(req)
+            self.held = True
+        return held
+
+    def _would_hold(self, req: Any) -> bool:
         prefilling = self.cache.prefilling
         # It may have been prefilled before, and retracted: neither it nor others wait for that.
         prefilling.forget(req)
@@ -123,11 +134,28 @@ class Admission:
             held = prefilling.holds(
                 req, plan_of(self.cache, req, req.prefix_len, end, last_chunk=True)
             )
-        if held:
-            prefilling.note_held(req)
-            self.held = True
         self.seconds += perf_counter() - started
         return held
+
+    def chunk_limit(self, req: Any) -> int | None:
+        """SGLang's limit of a chunk in favour of shorter requests, without those that are held.
+
+        They may be held for the very prompt that the chunk is of.
+        """
+        adder = self.adder
+        if self.queue is None or adder.chunked_req_limit is None:
+            return adder.chunked_req_limit  # type: ignore[no-any-return]
+        policy, waiting = self.queue
+
+        def may_join(other: Any) -> bool:
+            # Its prefix was matched when the queue was ordered.
+            other.refresh_fill_ids()
+            cached = other.prefix_len >= len(other.full_untruncated_fill_ids)
+            return cached or not self._would_hold(other)
+
+        return policy.shortest_prefill_chunk_limit(  # type: ignore[no-any-return]
+            req, filter(may_join, waiting), adder.rem_chunk_tokens or 0, adder.page_size
+        )
 
     def offer(self, req: Any, budget_tokens: int | None) -> Offer | None:
         """Plan a request for this batch.
@@ -150,14 +178,15 @@ class Admission:
         end = len(req.full_untruncated_fill_ids)
         if keeps_batch_whole(req):
             return None if self._plans else Offer(end)
-        others_whole = any(map(keeps_batch_whole, self.adder.can_run_list))
-        if others_whole or not may_reuse(self.cache, req):
+        if not may_reuse(self.cache, req):
             return self._beside_others(req, Offer(end), budget_tokens)
         if self.cache.plan_options.recompute_all:
             # Reuses nothing, so there is nothing to decide.
             return Offer(end)
         planned = plan_of(self.cache, req, req.prefix_len, end, last_chunk=True)
         plan = planned.plan
+        if plan is not None and any(map(keeps_batch_whole, self.adder.can_run_list)):
+            return None
         if plan is not None and budget_tokens is not None and charge_of(plan) > budget_tokens:
             two_passes = plan.options.repair == "attention"
             if not two_passes or plan.computed_tokens > budget_tokens:
@@ -256,7 +285,9 @@ class Admission:
             if offer.plan.end < end:
                 rows = (*rows, Row(offer.plan.end, end))
         try:
-            self.cache.prefilling.add(req, rows)
+            path = self.cache.path_provenance(req.last_node)
+            runs = () if offer.plan is None else offer.plan.runs
+            self.cache.prefilling.add(req, rows, path.behind(runs))
         except Exception as error:
             self.cache.fallbacks.survive("plan", error)
 
@@ -311,6 +342,10 @@ def add_chunked_req(original: Callable[..., Any], adder: Any, req: Any) -> Any:
     budget = adder.rem_chunk_tokens
     if admission is None or budget is None:
         return original(adder, req)
+    try:
+        adder.chunked_req_limit = admission.chunk_limit(req)
+    except Exception as error:
+        admission.cache.fallbacks.survive("plan", error)
     if adder.chunked_req_limit is not None:
         budget = min(budget, adder.chunked_req_limit)
     try:

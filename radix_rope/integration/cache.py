@@ -77,6 +77,8 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
         self.outstanding: BatchReuse | None = None
         # What was decided about the batch that is being formed.
         self.admission: Admission | None = None
+        # The policy and the queue that it orders, from then until the pass begins.
+        self.queue: tuple[Any, Any] | None = None
         # What admitted requests are computing and the tree does not hold yet.
         self.prefilling = PrefillingPrompts(self)
         # Of the batch just prepared, for its log line; None where nothing was noted.
@@ -173,7 +175,7 @@ class RadixRopeCache(RadixCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget everything; also what `flush_cache` does."""
         # Locks of a batch that never ran name nodes of the tree that goes.
-        self.outstanding = self.admission = None
+        self.outstanding = self.admission = self.queue = None
         self.prefilling.reset()
         super().reset()
         if self.content is not None:

@@ -18,7 +18,7 @@ from radix_rope.content.plan import Row
 from radix_rope.content.segment import Segment
 from radix_rope.content.tree import ContentTree
 from radix_rope.integration.planning import Planned
-from radix_rope.integration.request import state_of
+from radix_rope.integration.request import EXACT_PATH, PathProvenance, state_of
 
 if TYPE_CHECKING:
     from radix_rope.integration.cache import RadixRopeCache
@@ -30,8 +30,11 @@ _MAX_IDLE_PASSES = 4
 # With overlap, a prefill's KV is in the tree one pass after the next. A prompt that makes no
 # progress for longer was retracted or given up, whatever became of it.
 
-_MAX_LOOKUPS = 16
-# Requests that are looked up per pass; the others stay as they are.
+LOOKUP_TOKENS = 1 << 16
+"""Prompt tokens looked up per pass; one longer prompt is looked up all the same.
+
+Beyond, those that were held stay so, and others are admitted.
+"""
 
 
 @dataclass
@@ -44,6 +47,7 @@ class Prefilling:
         admitted: number of the pass that admitted it.
         cached: tokens of it that are in the cache's tree.
         moved: number of the pass in which that last grew.
+        provenance: of its row, as far as it was known when it was admitted.
     """
 
     req: Any
@@ -51,6 +55,7 @@ class Prefilling:
     admitted: int
     cached: int
     moved: int
+    provenance: PathProvenance
 
 
 class PrefillingPrompts:
@@ -63,7 +68,7 @@ class PrefillingPrompts:
     def __init__(self, cache: RadixRopeCache) -> None:
         self.cache = cache
         self.passes = 0
-        self._lookups = 0
+        self._lookup_tokens_left = LOOKUP_TOKENS
         self._prompts: dict[int, Prefilling] = {}
         self._tree = ContentTree(stride=cache.config.stride)
 
@@ -79,7 +84,7 @@ class PrefillingPrompts:
     def begin_pass(self) -> None:
         """SGLang looks at the waiting requests once more; drop what is done."""
         self.passes += 1
-        self._lookups = 0
+        self._lookup_tokens_left = LOOKUP_TOKENS
         for key, prompt in list(self._prompts.items()):
             req = prompt.req
             cached = int(req.kv.cache_inserted_len)
@@ -90,8 +95,14 @@ class PrefillingPrompts:
             if cached >= whole or idle or req.finished():
                 self._drop(key)
 
-    def add(self, req: Any, rows: tuple[Row, ...]) -> None:
-        """A request was admitted that will compute `rows` of its prompt."""
+    def add(self, req: Any, rows: tuple[Row, ...], provenance: PathProvenance = EXACT_PATH) -> None:
+        """A request was admitted that will compute `rows` of its prompt.
+
+        Args:
+            req: SGLang's request.
+            rows: what it is going to compute.
+            provenance: of the row that it will have.
+        """
         self._drop(id(req))
         if (
             max(map(len, rows)) < self._least(req)
@@ -110,6 +121,7 @@ class PrefillingPrompts:
             admitted=self.passes,
             cached=int(req.prefix_len),
             moved=self.passes,
+            provenance=provenance,
         )
         prompt.segment.owner = prompt
         self._prompts[id(req)] = prompt
@@ -126,7 +138,7 @@ class PrefillingPrompts:
             return False
         if state.held_passes >= MAX_HELD_PASSES:
             return False
-        return state.waits_until == leader.cached or self._lookups >= _MAX_LOOKUPS
+        return state.waits_until == leader.cached or self._lookup_tokens_left <= 0
 
     def holds(self, req: Any, planned: Planned) -> bool:
         """Whether a request had better wait for what another one is computing.
@@ -145,10 +157,11 @@ class PrefillingPrompts:
             not self._prompts
             or state.held_passes >= MAX_HELD_PASSES
             or max(map(len, rows)) < least
-            or self._lookups >= _MAX_LOOKUPS
+            or self._lookup_tokens_left <= 0
         ):
             return False
-        self._lookups += 1
+        self._lookup_tokens_left -= planned.end - planned.begin
+        limit = planned.options.max_generations
         wanted_until = min((low for low, _ in planned.must_compute), default=planned.end)
         for candidate in self._tree.candidates(
             self.cache.tokens_of(req, planned.end),
@@ -163,6 +176,10 @@ class PrefillingPrompts:
             # What of it is cached already was found there, or refused.
             low = max(candidate.begin, leader.cached + candidate.delta)
             high = min(candidate.end, wanted_until)
+            known = leader.provenance
+            if known.exact_until is not None and not known.may_be_donor(limit):
+                # What it computes behind what it reuses will be refused as a donor.
+                high = min(high, known.exact_until + candidate.delta)
             if any(min(high, row.end) - max(low, row.begin) >= least for row in rows):
                 state.waits_for, state.waits_until = leader, leader.cached
                 return True

@@ -18,6 +18,9 @@ from radix_rope.integration.request import ShiftedHits, state_of
 if TYPE_CHECKING:
     from radix_rope.integration.cache import RadixRopeCache
 
+# The others of SGLang's policies do not read `num_matched_prefix_tokens`.
+_POLICIES = ("lpm", "hrrn", "shortest-prefill-first")
+
 LOOKUP_TOKENS = 1 << 16
 """Prompt tokens looked up per pass; one longer prompt is looked up all the same."""
 
@@ -30,7 +33,9 @@ def compute_prefix_matches(
 
     result = original(policy, waiting_queue, *args, **kwargs)
     cache = policy.tree_cache
-    if isinstance(cache, RadixRopeCache) and cache.reuses:
+    if isinstance(cache, RadixRopeCache) and cache.reuses and policy.policy.value in _POLICIES:
+        # Sorted in place, soon.
+        cache.queue = policy, waiting_queue
         try:
             add_shifted_hits(cache, waiting_queue)
         except Exception as error:
@@ -55,7 +60,13 @@ def add_shifted_hits(cache: RadixRopeCache, waiting: Iterable[Any]) -> None:
     for req in stale:
         if left <= 0:
             break
-        left -= _look_up(cache, req)
+        try:
+            left -= _look_up(cache, req)
+        except Exception as error:
+            # The others have theirs, and it is not tried again until content changes.
+            cache.fallbacks.survive("plan", error)
+            state_of(req).hits = ShiftedHits(version)
+            left -= len(req.origin_input_ids)
     for req in reqs:
         for begin, end in _hits(req).runs:
             req.num_matched_prefix_tokens += max(0, end - max(begin, req.prefix_len))

@@ -6,7 +6,7 @@ lives on the request because the tree learns of it only when the request is
 inserted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from radix_rope.content.segment import Provenance
 from radix_rope.integration.request_options import RequestOptions
 
 if TYPE_CHECKING:
+    from radix_rope.content.plan import Run
     from radix_rope.integration.planning import Planned
     from radix_rope.integration.prefilling import Prefilling
 
@@ -144,6 +145,24 @@ class PathProvenance:
 
     exact_until: int | None = None
     generations: int = 0
+
+    def behind(self, runs: "Sequence[Run]") -> "PathProvenance":
+        """The same of a row that continues the path, with `runs` copied into it."""
+        if not runs:
+            return self
+        begin = min(run.begin for run in runs)
+        donors = [piece.segment.provenance.generations for run in runs for piece in run.pieces]
+        return PathProvenance(
+            begin if self.exact_until is None else min(begin, self.exact_until),
+            max(self.generations, 1 + max(donors)),
+        )
+
+    def may_be_donor(self, max_generations: int | None) -> bool:
+        """Whether what stands from `exact_until` on is reused under that limit."""
+        return max_generations is None or max(1, self.generations) <= max_generations
+
+
+EXACT_PATH = PathProvenance()
 
 
 def state_of(req: Any) -> RequestState:

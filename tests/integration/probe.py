@@ -190,12 +190,16 @@ def set_schedule(
 def watch_prefills(scheduler: Any) -> None:
     """From now on, remember of every prefill batch its requests' ranges."""
     scheduler.radix_rope_prefills = []
+    scheduler.radix_rope_decodes = [0]
     if "run_batch" in vars(scheduler):
         return
     run_batch = scheduler.run_batch
 
     def watched(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if batch.forward_mode.is_extend():
+        if not batch.forward_mode.is_extend():
+            scheduler.radix_rope_decodes[-1] += 1
+        else:
+            scheduler.radix_rope_decodes.append(0)
             reuse = getattr(batch, "radix_rope_reuse", None)
             reused = {} if reuse is None else {e.index: e.plan.reused_tokens for e in reuse.entries}
             scheduler.radix_rope_prefills.append(
@@ -212,6 +216,12 @@ def watch_prefills(scheduler: Any) -> None:
 def prefills(scheduler: Any) -> list[list[tuple[int, int, int, int]]]:
     """Of every prefill batch since: (prompt tokens, begin, end, reused tokens) per request."""
     found: list[list[tuple[int, int, int, int]]] = scheduler.radix_rope_prefills
+    return found
+
+
+def decodes(scheduler: Any) -> list[int]:
+    """How many batches only decoded before each of `prefills`, since the one before, and after."""
+    found: list[int] = scheduler.radix_rope_decodes
     return found
 
 

@@ -233,8 +233,15 @@ def test_a_batch_that_must_be_whole_and_reuse_are_kept_apart() -> None:
     assert len(adder.can_run_list) == 1
     adder = server.adder(chunk=2000)
     assert server.add(adder, request("whole", list(range(50)), **whole)) is CONTINUE
+    # What would reuse nothing may join it.
+    assert server.add(adder, request("new", list(range(300, 340)))) is CONTINUE
+    assert adder.rem_chunk_tokens == 2000 - 50 - 40
+    assert server.add(adder, request("reuses", prompt(20, 900))) is OTHER
+    assert [req.rid for req in adder.can_run_list] == ["whole", "new"]
+    # In the next batch it has its reuse.
+    adder = server.adder(chunk=2000)
     assert server.add(adder, request("reuses", prompt(20, 900))) is CONTINUE
-    assert adder.rem_chunk_tokens == 2000 - 50 - 923
+    assert adder.rem_chunk_tokens == 2000 - 39
 
 
 def test_rows_that_do_not_fit_wait_for_the_next_batch() -> None:

@@ -162,16 +162,18 @@ def test_one_that_does_not_fit_does_not_shut_out_one_that_waits(
     ours: EngineUnderTest, documents: Documents
 ) -> None:
     # With preemption, SGLang looks at everybody in every pass.
-    ours.probe("set_schedule", chunk_tokens=8192, preempts=False)
+    ours.probe("set_schedule", chunk_tokens=640, preempts=False)
     shared = [*documents[0], *documents[1]]
+    decodes, large = documents[2], [token for document in documents[7:] for token in document]
     first, waits = [*documents[5][:20], *shared], [*documents[6][:30], *shared]
-    # Not before the first one has left, which decodes for long.
-    large = [token for document in documents[7:] for token in document][:5400]
-    lengths = [{"max_new_tokens": n} for n in (64, 4, 4)]
-    ours.probe("hold_until", requests=3)
+    lengths = [{"max_new_tokens": n} for n in (64, 64, 4, 4)]
+    ours.probe("hold_until", requests=4)
     ours.probe("watch_prefills")
-    results = ours.generate([first, waits, large], sampling=lengths)
+    # The last one does not fit while others run.
+    results = ours.generate([decodes, first, waits, large[:5200]], sampling=lengths)
     batches = [[length for length, *_ in batch] for batch in ours.probe("prefills")]
-    assert batches == [[len(first)], [len(waits)], [len(large)]]
-    assert shifted(results[1]) >= 600 - 16
+    between = ours.probe("decodes")
+    assert batches[:3] == [[300, 620], [620], [630]]
+    assert sum(between[:3]) < 8 and sum(between) > 60
+    assert shifted(results[2]) >= 600 - 16
     ours.assert_nothing_lost()

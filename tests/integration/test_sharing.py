@@ -10,10 +10,10 @@ from sglang.srt.managers.schedule_policy import (
     SchedulePolicy,
 )
 
-from radix_rope.integration import priorities
+from radix_rope.integration import prefilling, priorities
 from radix_rope.integration.prefilling import MAX_HELD_PASSES
 from radix_rope.integration.priorities import compute_prefix_matches
-from radix_rope.integration.request import state_of
+from radix_rope.integration.request import PathProvenance, state_of
 from tests.integration.test_admission import DOCUMENT, Server, original, request
 
 CONTINUE = AddReqResult.CONTINUE
@@ -229,7 +229,7 @@ def test_flush_forgets_who_is_computing() -> None:
     assert one_pass(server, second) == [second]
 
 
-def test_many_waiting_requests_cost_few_lookups() -> None:
+def test_many_waiting_requests_cost_few_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     first = behind(100)
     others = [behind(1000 + 100 * i) for i in range(40)]
@@ -237,9 +237,41 @@ def test_many_waiting_requests_cost_few_lookups() -> None:
     assert one_pass(server, first, *others[:10], chunk=10**6) == [first]
     looked_up = tree.stats.matches
     assert one_pass(server, *others[:10]) == [] and tree.stats.matches == looked_up
+    # All of them are held, as many as there are.
+    assert one_pass(server, *others, chunk=10**6) == [] and tree.stats.matches == looked_up + 30
+    # When there is news of the first, they are looked up again; of those never looked up, as many
+    # as are allowed, and the others are simply admitted, as are those who cannot wait for them.
+    monkeypatch.setattr(prefilling, "LOOKUP_TOKENS", 50 * len(first.origin_input_ids))
+    looked_up = tree.stats.matches
     first.kv.cache_inserted_len = 50
-    one_pass(server, *others)
-    assert tree.stats.matches == looked_up + 16
+    newcomers = [behind(100_000 + 100 * i) for i in range(20)]
+    assert one_pass(server, *others, *newcomers, chunk=10**6) == newcomers[10:]
+    assert tree.stats.matches == looked_up + 50
+    # Beyond what is allowed, who was held stays so.
+    monkeypatch.setattr(prefilling, "LOOKUP_TOKENS", 1)
+    computed(server, first, 60)
+    assert one_pass(server, *others) == [] and tree.stats.matches == looked_up + 51
+
+
+def test_what_would_be_refused_as_a_donor_is_not_waited_for() -> None:
+    reuses = [7, *DOCUMENT[:300]]
+    for limit, ends in ((0, [401, 402]), (1, [401])):
+        server = Server(max_generations=limit)
+        # The shared tokens are computed looking at moved ones.
+        first = request("first", [*reuses, *SHARED[:100]])
+        second = request("second", [*range(300, 302), *SHARED[:400]])
+        assert [req.extend_end for req in one_pass(server, first, second)] == ends, limit
+    # Before them, they are exact.
+    server = Server(max_generations=0)
+    first, second = request("first", [*SHARED[:100], *reuses]), behind(200)
+    assert one_pass(server, first, second) == [first]
+    # A prefix may have that many generations already.
+    for generations, held in ((1, True), (2, False)):
+        server = Server(max_generations=1)
+        path = PathProvenance(exact_until=40, generations=generations)
+        server.cache.path_provenance = lambda node, path=path: path  # type: ignore[method-assign]
+        first, second = behind(100), behind(200)
+        assert (one_pass(server, first, second) == [first]) == held
 
 
 class Queue:
@@ -304,3 +336,74 @@ def test_lookups_per_pass_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     queue.order(*reqs)
     assert stats.matches == 8
     assert [req.num_matched_prefix_tokens for req in reqs] == hits
+
+
+def test_policies_that_do_not_read_hits_cost_no_lookups() -> None:
+    server = Server()
+    moved = request("moved", [1, 2, 3, *DOCUMENT[:400]])
+    policy = SchedulePolicy("dfs-weight", server.cache, False, False, False)
+    matches = original("_compute_prefix_matches", SchedulePolicy)
+    compute_prefix_matches(matches, policy, [moved], policy.policy)
+    assert server.cache.content.stats.matches == 0  # type: ignore[union-attr]
+
+
+def test_a_failing_lookup_costs_nobody_else_its_hits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan_of(cache: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+        if req is fails:
+            raise ValueError("injected")
+        return plan(cache, req, *args, **kwargs)
+
+    plan = priorities.plan_of
+    monkeypatch.setattr(priorities, "plan_of", plan_of)
+    server = Server()
+    fails, moved = (request(name, [ord(name), *DOCUMENT[:400]]) for name in "ab")
+    for _ in range(3):
+        Queue(server, "lpm").order(fails, moved)
+    assert moved.num_matched_prefix_tokens == 383
+    # Only tried again when cached content changes.
+    assert server.cache.fallbacks.counts == {"plan": 1}
+    server.hold(list(range(5000, 5100)))
+    Queue(server, "lpm").order(fails, moved)
+    assert server.cache.fallbacks.counts == {"plan": 2}
+
+
+def next_chunk(server: Server, leader: Any, *waiting: Any) -> tuple[int, list[Any]]:
+    """A pass of SGLang with `shortest-prefill-first`: where the chunk ends, who joins."""
+    queue = Queue(server, "shortest-prefill-first")
+    waiting_queue = list(waiting)
+    matches = original("_compute_prefix_matches", SchedulePolicy)
+    late = compute_prefix_matches(matches, queue.policy, waiting_queue, queue.policy.policy)
+    SchedulePolicy._sort_by_shortest_prefill(waiting_queue, late)
+    adder = server.adder(chunk=500)
+    leader.prefix_len = leader.extend_end
+    adder.chunked_req_limit = queue.policy.shortest_prefill_chunk_limit(
+        leader, waiting_queue, 500, server.cache.page_size
+    )
+    assert adder.chunked_req_limit is not None
+    server.add_chunk(adder, leader)
+    for req in waiting_queue:
+        if adder.budget_state() is AddReqResult.OTHER or server.add(adder, req, True) is not (
+            CONTINUE
+        ):
+            break
+    server.prepare(adder).release()
+    return leader.extend_end, adder.can_run_list[1:]
+
+
+def test_a_prompt_is_not_slowed_down_for_those_that_wait_for_it() -> None:
+    server = Server()
+    leader = request("long", [*range(700), *SHARED, *range(60_000, 61_000)])
+    waits, short = behind(5000), request("short", list(range(70_000, 70_030)))
+    for req in (waits, short):
+        req.time_stats.wait_queue_entry_time = 0.0
+    assert one_pass(server, leader, waits, chunk=500) == [leader]
+    computed(server, leader, 500)
+    # Tokens are kept free for the short one alone.
+    assert next_chunk(server, leader, waits, short) == (970, [short])
+    computed(server, leader, 970)
+    state_of(short).stop_waiting()
+    # What the second one needs is there, but for less than would be reused.
+    computed(server, leader, 1090)
+    leader.extend_end = 1090
+    end, joined = next_chunk(server, leader, waits)
+    assert joined == [waits] and end < 1590
