@@ -29,12 +29,21 @@ from bench.pages import (
     setting_text,
     verdict_text,
     write_generated,
+    write_incomplete,
     write_results,
 )
-from bench.servers import OUR_CACHE, STOCK_CACHE, sglang_server, stopped_at_exit
-from bench.serving.client import Client
+from bench.servers import (
+    OUR_CACHE,
+    STOCK_CACHE,
+    Server,
+    ServerError,
+    sglang_server,
+    stopped_at_exit,
+)
+from bench.serving.client import Client, RequestError
 from bench.turns import turn_order
 from radix_rope.models.catalog import DEFAULT_MODEL
+from radix_rope.models.errors import FetchError
 from radix_rope.models.fetch import fetch_model
 from radix_rope.quality.machine import describe_machine
 
@@ -49,6 +58,8 @@ IMPLS = {
 MIN_SPEED = 0.98
 """Promised ratio of speeds where nothing is shared: requests per second, and 1 / TTFT."""
 WORKLOADS = {"unique": "unique prompts", "chats": "append-only chats"}
+
+_FAILURES = (FetchError, ServerError, RequestError, ValueError, OSError, psutil.Error)
 
 Tokens = tuple[int, ...]
 
@@ -99,15 +110,44 @@ class Sample:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure; with `--strict`, exit code 1 when a median ratio misses its target."""
+    """Measure; exit code 1 when a server broke or, with `--strict`, a ratio misses its target."""
     options = _parse(arguments)
-    if options.write_docs is not None:
-        around_generated(options.write_docs, "bench.overhead")
     size = QUICK if options.quick else FULL
     if options.rounds:
         size = dataclasses.replace(size, rounds=options.rounds)
+    load_before, samples = os.getloadavg()[0], list[Sample]()
+    base = options.output / "overhead"
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+        if options.write_docs is not None:
+            around_generated(options.write_docs, "bench.overhead")
+        _measure_all(options, size, samples)
+    except _FAILURES as error:
+        write_incomplete(base, error, {"samples": [dataclasses.asdict(one) for one in samples]})
+        return 1
+    record = summarise(samples)
+    setting = {
+        "model": f"{DEFAULT_MODEL} float32",
+        "seed": options.seed,
+        "attention_backend": options.attention_backend,
+        **dataclasses.asdict(size),
+        **describe_machine(),
+        "load average before the start": round(load_before, 2),
+    }
+    raw = [dataclasses.asdict(sample) for sample in samples]
+    everything = json.dumps({"setting": setting, "summary": record, "samples": raw}, indent=1)
+    text = as_markdown(record, setting)
+    write_results(base, everything, text)
+    print(text)
+    if options.write_docs is not None:
+        write_generated(options.write_docs, "bench.overhead", text)
+    kept = all(row["throughput_within_target"] and row["ttft_within_target"] for row in record)
+    return int(options.strict and not kept)
+
+
+def _measure_all(options: argparse.Namespace, size: Size, samples: list[Sample]) -> None:
+    """Start the servers and measure all rounds into `samples`."""
     model = fetch_model(DEFAULT_MODEL, None, "float32")
-    load_before = os.getloadavg()[0]
     tokenizer = AutoTokenizer.from_pretrained(model)
     common = [
         *("--dtype", "float32", "--attention-backend", options.attention_backend),
@@ -121,35 +161,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             server = sglang_server(name, model, [*common, *impl], log)
             running.append(server)
             server.wait_until_ready()
-            children = psutil.Process(server.pid).children(recursive=True)
-            scheduler = next(p for p in children if "scheduler" in " ".join(p.cmdline()))
             client = Client(name, server.url, "sglang", str(model), tokenizer)
-            contestants.append(Contestant(client, scheduler))
-        samples = measure(contestants, size, options.seed)
-    record = summarise(samples)
-    setting = {
-        "model": f"{DEFAULT_MODEL} float32",
-        "seed": options.seed,
-        "attention_backend": options.attention_backend,
-        **dataclasses.asdict(size),
-        **describe_machine(),
-        "load average before the start": round(load_before, 2),
-    }
-    raw = [dataclasses.asdict(sample) for sample in samples]
-    everything = json.dumps({"setting": setting, "summary": record, "samples": raw}, indent=1)
-    text = as_markdown(record, setting)
-    write_results(options.output / "overhead", everything, text)
-    print(text)
-    if options.write_docs is not None:
-        write_generated(options.write_docs, "bench.overhead", text)
-    kept = all(row["throughput_within_target"] and row["ttft_within_target"] for row in record)
-    return int(options.strict and not kept)
+            contestants.append(Contestant(client, _scheduler(server)))
+        measure(contestants, size, options.seed, samples)
 
 
-def measure(contestants: Sequence[Contestant], size: Size, seed: int) -> list[Sample]:
-    """All rounds; the servers take turns within each, in the orders of `turn_order`."""
+def _scheduler(server: Server) -> psutil.Process:
+    for process in psutil.Process(server.pid).children(recursive=True):
+        if "scheduler" in " ".join(process.cmdline()):
+            return process
+    raise ServerError(f"{server.name} has no scheduler among its processes")
+
+
+def measure(
+    contestants: Sequence[Contestant], size: Size, seed: int, samples: list[Sample]
+) -> None:
+    """All rounds; the servers take turns within each, in the orders of `turn_order`.
+
+    samples: each round's are added when it is over, so that those before a failure are kept.
+    """
     rng = np.random.default_rng(seed)
-    samples = []
     with tqdm(total=(size.rounds + 1) * len(WORKLOADS), file=sys.stderr) as progress:
         # Round 0 warms up what is compiled or allocated on first use, and is not counted.
         for turn in range(size.rounds + 1):
@@ -165,7 +196,6 @@ def measure(contestants: Sequence[Contestant], size: Size, seed: int) -> list[Sa
                 progress.update()
                 if turn:
                     samples += found
-    return samples
 
 
 def _round(

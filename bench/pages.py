@@ -5,7 +5,9 @@ Formats, and decides nothing.
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -34,11 +36,25 @@ def write_results(
     """Write `base`.json, `base`.md and, with `draw`, `base`.png; returns the chart's path."""
     base.parent.mkdir(parents=True, exist_ok=True)
     chart = base.with_suffix(".png")
+    base.with_suffix(".incomplete.json").unlink(missing_ok=True)
     base.with_suffix(".json").write_text(json_text + "\n", encoding="utf-8")
     base.with_suffix(".md").write_text(markdown + "\n", encoding="utf-8")
     if draw is not None:
         draw(chart)
     return chart
+
+
+def write_incomplete(base: Path, error: Exception, measured: Mapping[str, object]) -> None:
+    """Say why a run failed, and keep what it had measured in `base`.incomplete.json.
+
+    Nothing is written when nothing was measured. The results of an earlier, complete run stay.
+    """
+    print(f"{base.name}: {error}", file=sys.stderr)
+    if any(measured.values()):
+        path = base.with_suffix(".incomplete.json")
+        record = json.dumps({"incomplete": str(error), **measured}, indent=2)
+        path.write_text(record + "\n", encoding="utf-8")
+        print(f"{base.name}: what was measured before that is in {path}", file=sys.stderr)
 
 
 def marks(writer: str) -> tuple[str, str]:

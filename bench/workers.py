@@ -11,6 +11,7 @@ import time
 import urllib.error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,11 @@ class Worker(Server):
         extra_key: str | None = None,
         headers: Mapping[str, str] = {},
     ) -> Answer:
-        """Greedy answer to a prompt of token ids."""
+        """Greedy answer to a prompt of token ids.
+
+        Raises:
+            ServerError: it refused the request, or is gone.
+        """
         body: dict[str, Any] = {
             "input_ids": list(prompt),
             "sampling_params": {
@@ -63,7 +68,13 @@ class Worker(Server):
         }
         if extra_key is not None:
             body["extra_key"] = extra_key
-        answer = self.post("/generate", body, headers)
+        try:
+            answer = self.post("/generate", body, headers)
+        except urllib.error.HTTPError as error:
+            reason = " ".join(error.read().decode(errors="replace").split())
+            raise ServerError(f"{self.name} refused a request: {error}: {reason}") from error
+        except (OSError, HTTPException) as error:
+            raise ServerError(f"{self.name} does not answer: {error}") from error
         meta = answer["meta_info"]
         shifted = int((meta["cached_tokens_details"] or {}).get("shifted", 0))
         return Answer(
@@ -75,7 +86,11 @@ class Worker(Server):
         )
 
     def flush(self) -> None:
-        """Empty the cache of a worker."""
+        """Empty the cache of a worker.
+
+        Raises:
+            ServerError: it is never idle, or is gone.
+        """
         # An answer is sent a moment before the scheduler counts as idle.
         for _ in range(300):
             try:
@@ -83,6 +98,8 @@ class Worker(Server):
                 return
             except urllib.error.HTTPError:
                 time.sleep(0.1)
+            except (OSError, HTTPException) as error:
+                raise ServerError(f"{self.name} does not answer: {error}") from error
         raise ServerError(f"{self.name} did not become idle, so its cache cannot be emptied")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import fill
 
 from bench.hit_rate.law import Prices, append_only_rate
-from bench.hit_rate.measure import Counted, Law
+from bench.hit_rate.measure import Counted, Law, law_rate
 from bench.pages import markdown_table, setting_text
 
 _STOCK, _OURS = "stock RadixCache", "radix_rope"
@@ -39,8 +39,12 @@ def as_json(results: Results) -> str:
     return json.dumps(asdict(results), indent=2)
 
 
-def as_markdown(results: Results, chart: str) -> str:
-    """The generated part of a page. chart: the chart's address as seen from the page."""
+def as_markdown(results: Results, chart: str, checked: Sequence[str]) -> str:
+    """The generated part of a page.
+
+    chart: the chart's address as seen from the page.
+    checked: a line for every promise, see `verdict`.
+    """
     return "\n\n".join(
         (
             setting_text(results.setting),
@@ -52,23 +56,9 @@ def as_markdown(results: Results, chart: str) -> str:
             f"![Hit rates]({chart})",
             _price_text(results.prices),
             _cost_table(results),
+            "```\n" + "\n".join(checked) + "\n```",
         )
     )
-
-
-def largest_deviation(results: Results) -> float:
-    """Between law and measurement, on either server; a share of the prompt tokens, 0 to 1."""
-    return max(
-        abs(law.tokens.hit_rate - _rate(law)) for side in _sides(results) for law in side.laws
-    )
-
-
-def _rate(law: Law) -> float:
-    return append_only_rate(law.turns, law.increment_tokens, law.answer_tokens)
-
-
-def _sides(results: Results) -> tuple[Side, Side]:
-    return results.stock, results.ours
 
 
 def _law_table(results: Results) -> str:
@@ -80,7 +70,7 @@ def _law_table(results: Results) -> str:
                 f"{stock.increment_tokens}",
                 f"{stock.answer_tokens}",
                 f"{stock.tokens.sent:,}",
-                _percent(_rate(stock), 2),
+                _percent(law_rate(stock), 2),
                 _percent(stock.tokens.hit_rate, 2),
                 _percent(ours.tokens.hit_rate, 2),
                 f"{ours.tokens.shifted:,}",
