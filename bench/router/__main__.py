@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from bench.counting import counting_parser, model_text
 from bench.hit_rate.workloads import fresh_tokens
-from bench.pages import around_generated, write_generated, write_results
+from bench.pages import around_generated, write_generated, write_incomplete, write_results
 from bench.router.measure import POLICIES, Cell, measure
 from bench.router.report import Results, as_json, as_markdown, draw
 from bench.router.workloads import Size, workloads
@@ -41,13 +42,15 @@ _NAME = "router"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write; the exit code is 1 when a server broke."""
     options = _parse(arguments)
-    options.output.mkdir(parents=True, exist_ok=True)
+    cells: list[Cell] = []
+    base = options.output / _NAME
     try:
+        options.output.mkdir(parents=True, exist_ok=True)
         if options.write_docs:
             around_generated(options.write_docs, "bench.router")
-        cells = _cells(options)
-    except (ServerError, FetchError, ValueError) as error:
-        print(f"router: {error}", file=sys.stderr)
+        _measure(options, cells)
+    except (ServerError, FetchError, ValueError, OSError) as error:
+        write_incomplete(base, error, {"cells": [asdict(cell) for cell in cells]})
         return 1
     setting: dict[str, object] = {
         "model": model_text(options.layers),
@@ -59,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     results = Results(cells, [(share, *_agreement(share)) for share in SHARES], setting)
     text = as_markdown(results, f"{_NAME}.png")
-    chart = write_results(options.output / _NAME, as_json(results), text, partial(draw, results))
+    chart = write_results(base, as_json(results), text, partial(draw, results))
     if options.write_docs:
         write_generated(options.write_docs, "bench.router", text, chart)
     print(text)
@@ -74,7 +77,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _cells(options: argparse.Namespace) -> list[Cell]:
+def _measure(options: argparse.Namespace, cells: list[Cell]) -> None:
+    """Every policy with every workload, added to `cells`."""
     model = fetch_model(DEFAULT_MODEL, None, "float32")
     seeds, size = [SEED + number for number in range(options.repetitions)], Size()
     steps = 1 + len(POLICIES) * len(seeds) * len(workloads(SEED, size))
@@ -102,7 +106,7 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
             one.wait_until_ready()
         progress("workers started")
         log = options.output / f"{_NAME}.log"
-        return measure(workers, seeds, size, POLICIES, log, progress)
+        measure(workers, seeds, size, POLICIES, log, cells, progress)
 
 
 def _agreement(share: float) -> tuple[float, float]:

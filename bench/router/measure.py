@@ -21,11 +21,19 @@ ANSWER_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy of the router, and where its routing keys come from, if anything reads them."""
+    """A policy of the router.
+
+    Attributes:
+        title: for the table.
+        name: the router's `--policy`.
+        keys: makes the source of routing keys, for a policy that reads them.
+        options: more of the router's options.
+    """
 
     title: str
     name: str
     keys: Callable[[], Callable[[Ids], str]] | None = None
+    options: tuple[str, ...] = ()
 
 
 POLICIES = (
@@ -36,6 +44,12 @@ POLICIES = (
     Policy("manual, no key", "manual"),
     Policy("manual, routing_key", "manual", lambda: routing_key),
     Policy("manual, RoutingMemory", "manual", lambda: RoutingMemory().key),
+    Policy(
+        "manual min_group, RoutingMemory",
+        "manual",
+        lambda: RoutingMemory().key,
+        ("--assignment-mode", "min_group"),
+    ),
 )
 
 
@@ -73,27 +87,32 @@ def measure(
     size: Size,
     policies: Sequence[Policy],
     log: Path,
+    found: list[Cell],
     progress: Callable[[str], None],
-) -> list[Cell]:
+) -> None:
     """Every policy with every workload, once a seed.
 
     The router starts anew for each policy, and caches are empty for each workload. Tokens of
     different workloads and seeds have nothing in common, so what the router remembers of one says
     nothing about another.
+
+    found: cells and their runs are added as they are measured, so that those before a failure are
+        kept.
     """
     cells: dict[tuple[str, str], Cell] = {}
     for policy in policies:
-        with router(workers, policy.name, log) as front:
+        with router(workers, policy.name, log, *policy.options) as front:
             for seed in seeds:
                 for workload in workloads(seed, size):
                     for one in workers:
                         one.flush()
-                    cell = cells.setdefault(
-                        (policy.title, workload.key), Cell(workload.title, policy.title, [])
-                    )
-                    cell.runs.append(send(front, workload.waves, policy))
+                    shares = send(front, workload.waves, policy)
+                    where = policy.title, workload.key
+                    if where not in cells:
+                        cells[where] = Cell(workload.title, policy.title, [])
+                        found.append(cells[where])
+                    cells[where].runs.append(shares)
                     progress(f"{policy.title}, {workload.key}")
-    return list(cells.values())
 
 
 def send(front: Worker, waves: Sequence[Sequence[Ids]], policy: Policy) -> Shares:

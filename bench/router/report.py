@@ -11,7 +11,7 @@ from textwrap import fill
 from bench.pages import markdown_table, setting_text
 from bench.router.measure import Cell
 
-_COLOURS = ("#d9dde2", "#bcc3cb", "#9aa5b1", "#e0a458", "#76818d", "#7fb3d9", "#1f77b4")
+_COLOURS = ("#d9dde2", "#bcc3cb", "#9aa5b1", "#e0a458", "#76818d", "#7fb3d9", "#1f77b4", "#0b3c5d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,9 @@ def as_markdown(results: Results, chart: str) -> str:
 
 
 def _table(cells: list[Cell]) -> str:
-    rows = [("workload", "policy", "exact", "shifted", "computed", "busiest worker")]
+    rows: list[tuple[str, ...]] = [
+        ("workload", "policy", "exact", "shifted", "computed", "busiest worker")
+    ]
     for cell in cells:
         rows.append(
             (
