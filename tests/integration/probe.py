@@ -240,6 +240,59 @@ def hold_until(scheduler: Any, requests: int) -> None:
     scheduler.get_new_batch_prefill = held
 
 
+def forget_retracted(scheduler: Any) -> None:
+    """From now on, evict what retracted requests had computed before they are looked at again."""
+    original = scheduler.get_new_batch_prefill
+
+    def forgetting(running_batch: Any) -> Any:
+        for req in scheduler.waiting_queue:
+            if req.retracted_stain:
+                forget(scheduler, list(req.origin_input_ids))
+        return original(running_batch)
+
+    scheduler.get_new_batch_prefill = forgetting
+
+
+def stop_forgetting(scheduler: Any) -> None:
+    """End what `forget_retracted` began."""
+    del scheduler.get_new_batch_prefill
+
+
+def abort_at(scheduler: Any, stages: dict[str, str]) -> None:
+    """Abort requests, by id, in a stage: "queued", "between chunks" or "decoding".
+
+    Between two steps, where SGLang reads what clients sent, and through the same function.
+    """
+    from sglang.srt.managers.io_struct import AbortReq
+
+    scheduler.radix_rope_aborted = {}
+    original = scheduler.get_next_batch_to_run
+
+    def aborting(running_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        places = {
+            "queued": scheduler.waiting_queue,
+            "between chunks": [] if scheduler.chunked_req is None else [scheduler.chunked_req],
+            "decoding": [req for req in running_batch.reqs if req.output_ids],
+        }
+        for stage, reqs in places.items():
+            for req in list(reqs):
+                if stages.get(req.rid) == stage and req.rid not in scheduler.radix_rope_aborted:
+                    scheduler.radix_rope_aborted[req.rid] = (
+                        stage, req.extend_end or 0, len(req.output_ids),
+                    )  # fmt: skip
+                    scheduler.abort_request(AbortReq(rid=req.rid))
+        return original(running_batch, *args, **kwargs)
+
+    scheduler.get_next_batch_to_run = aborting
+
+
+def aborted(scheduler: Any) -> dict[str, tuple[str, int, int]]:
+    """End what `abort_at` began: by id the stage, the tokens prefilled and the tokens given."""
+    del scheduler.get_next_batch_to_run
+    found: dict[str, tuple[str, int, int]] = scheduler.radix_rope_aborted
+    return found
+
+
 def tree(scheduler: Any) -> list[Any]:
     """Places, tokens, namespaces, provenance and slots of all nodes."""
     return [

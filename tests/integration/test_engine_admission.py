@@ -102,18 +102,32 @@ def arrive_together(engine: EngineUnderTest, prompts: Documents, **args: Any) ->
     return results, engine.probe("prefills")
 
 
-def test_lpm_prefers_a_shifted_hit(ours: EngineUnderTest, documents: Documents) -> None:
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("fcfs", [600, 240, 690]),
+        ("lpm", [690, 600, 240]),
+        ("shortest-prefill-first", [690, 240, 600]),
+        # Who came together goes by name, until a first chunk has let the others age: then by
+        # what is left to compute.
+        ("hrrn", [600, 690, 240]),
+    ],
+)
+def test_policies_order_by_shifted_hits(
+    ours: EngineUnderTest, documents: Documents, policy: str, order: list[int]
+) -> None:
     ours.generate([documents[0], documents[1]])
-    unrelated = documents[8][:240]
-    moved = [*documents[9][:60], *documents[0], *documents[1], *documents[10][:30]]
-    for policy, order in (("fcfs", [240, 690]), ("lpm", [690, 240])):
-        ours.flush()
-        ours.generate([documents[0], documents[1]])
-        ours.probe("set_schedule", policy=policy)
-        results, batches = arrive_together(ours, [unrelated, moved])
-        first = [length for batch in batches for length, begin, _, _ in batch if begin == 0]
-        assert first == order, policy
-        assert shifted(results[1]) > 500
+    ours.probe("set_schedule", policy=policy)
+    prompts = [
+        [*documents[7], *documents[6]],
+        documents[8][:240],
+        [*documents[9][:60], *documents[0], *documents[1], *documents[10][:30]],
+    ]
+    rids = [f"{policy}-{name}" for name in ("a", "b", "c")]
+    results, batches = arrive_together(ours, prompts, rid=rids)
+    first = [length for batch in batches for length, begin, _, _ in batch if begin == 0]
+    assert first == order
+    assert [shifted(result) > 500 for result in results] == [False, False, True]
     ours.assert_nothing_lost()
 
 

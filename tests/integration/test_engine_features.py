@@ -79,39 +79,54 @@ def test_streaming(ours: EngineUnderTest, documents: Documents) -> None:
 
 
 def test_abort_at_each_stage(ours: EngineUnderTest, documents: Documents) -> None:
-    ours.one(documents[0] + documents[1] + documents[2])
-    manager = ours.engine.tokenizer_manager
-
-    async def aborted(rid: str, prompt: list[int], after_s: float | None) -> None:
-        """Abort after a time, or with the first token."""
-
-        def first(chunks: int) -> None:
-            if after_s is None:
-                manager.abort_request(rid)
-
-        if after_s is not None:
-            asyncio.get_running_loop().call_later(after_s, manager.abort_request, rid)
-        result = await stream(ours, prompt, 200, first, rid=rid)
+    ours.one(documents[0])
+    stages = ["queued", "between chunks", "decoding"] * 3
+    # A run of 300 tokens and behind it 450 of its own: two chunks.
+    prompts = [
+        documents[2 + i][: 10 + i] + documents[0] + documents[12 + i // 2][150 * (i % 2) :][:150]
+        + documents[2 + i][:300]
+        for i in range(len(stages))
+    ]  # fmt: skip
+    wanted = {f"stage-{i}": stage for i, stage in enumerate(stages)}
+    ours.probe("abort_at", stages=wanted)
+    try:
+        *results, other = together(
+            ours,
+            *(
+                stream(ours, prompt, 200, rid=rid)
+                for rid, prompt in zip(wanted, prompts, strict=True)
+            ),
+            stream(ours, moved_prompt(documents, 2), 30, rid="not aborted"),
+        )
+    finally:
+        seen = ours.probe("aborted")
+    assert {rid: stage for rid, (stage, *_) in seen.items()} == wanted
+    for (rid, stage), prompt, result in zip(wanted.items(), prompts, results, strict=True):
+        _, prefilled, given = seen[rid]
         assert result["meta_info"]["finish_reason"]["type"] == "abort"
-        assert len(result["output_ids"]) < 200
-
-    # Eight may run: of the twelve that come first, some are still queued when they go.
-    # Their prompts take four chunks, so the short delays fall between chunks.
-    body = documents[0] + documents[1] + documents[2]
-    together(
-        ours,
-        *(
-            aborted(f"stage-{i}", documents[6 + i][: 10 + i] + body, 0.02 * i if i % 3 else None)
-            for i in range(12)
-        ),
-    )
+        if stage == "queued":
+            assert prefilled == given == len(result["output_ids"]) == 0
+        elif stage == "between chunks":
+            assert 300 < prefilled < len(prompt)
+            assert given == len(result["output_ids"]) == 0
+        else:
+            # A step may be on its way when the abort comes.
+            assert 0 < given <= len(result["output_ids"]) <= given + 2
+            assert shifted(result) == 300 - 8
+    # Who was not aborted is not touched.
+    assert len(other["output_ids"]) == 30 and shifted(other) == REUSED
     after = ours.one(moved_prompt(documents))
     assert shifted(after) == REUSED
     ours.assert_nothing_lost()
 
 
-def test_priorities_and_preemption(ours: EngineUnderTest, documents: Documents) -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_priorities_and_preemption(ours: EngineUnderTest, documents: Documents, kept: bool) -> None:
+    """Where what a preempted request had computed stays cached, and where it is evicted."""
     ours.one(documents[0][:200])
+    ours.probe("watch_prefills")
+    if not kept:
+        ours.probe("forget_retracted")
     ended: list[str] = []
 
     async def load() -> list[dict[str, Any]]:
@@ -132,13 +147,26 @@ def test_priorities_and_preemption(ours: EngineUnderTest, documents: Documents) 
         ended.append("high")
         return [high, *(await asyncio.gather(*tasks))]
 
-    (results,) = together(ours, load())
-    high, *low = results
+    try:
+        (results,) = together(ours, load())
+    finally:
+        if not kept:
+            ours.probe("stop_forgetting")
+    _, *low = results
     assert "high" in ended[:-1]
-    preempted = [r for r in low if r["meta_info"]["num_retractions"]]
-    assert preempted
-    for result in [high, *low]:
-        assert shifted(result) >= REUSED
+    assert sum(r["meta_info"]["num_retractions"] for r in low) > 0
+    prefills = [prefill for batch in ours.probe("prefills") for prefill in batch]
+    for result in results:
+        # Counted at the first admission.
+        assert shifted(result) == REUSED
+        length = result["meta_info"]["prompt_tokens"]
+        first, *again = [prefill for prefill in prefills if prefill[0] == length]
+        assert first == (length, 0, length, REUSED)
+        assert len(again) == result["meta_info"]["num_retractions"]
+        for _, begin, end, reused in again:
+            # It comes back with what it had answered, either behind its own KV or by a new plan.
+            assert end > length
+            assert (begin >= length and reused == 0) if kept else (begin, reused) == (0, REUSED)
     assert all(len(r["output_ids"]) == 100 for r in low)
     ours.assert_nothing_lost()
 
@@ -337,6 +365,37 @@ def test_weight_updates_forget_all_kv(
         assert success, message
     assert ours.probe("tree") == []
     assert ours.one(prompt, 4)["output_ids"] == before["output_ids"]
+    ours.assert_nothing_lost()
+
+
+def test_a_weight_update_may_keep_the_cache_until_the_flush(
+    ours: EngineUnderTest, documents: Documents, tiny_folder: Path
+) -> None:
+    prompt = moved_prompt(documents)
+    ours.one(documents[0][:200])
+    tree = ours.probe("tree")
+    assert tree
+    try:
+        ours.engine.begin_weight_update()
+        success, message = ours.engine.update_weights_from_tensor(
+            [("lm_head.weight", torch.zeros(49152, 128))], flush_cache=False
+        )
+        assert success, message
+        ours.engine.end_weight_update()
+        assert ours.probe("tree") == tree
+        # As a prefix would be: with the new weights, on KV of the old ones.
+        kept = ours.one(prompt, 4)
+        assert shifted(kept) == REUSED
+        assert set(kept["output_ids"]) == {0}
+        assert exact(ours.one(documents[0][:200], 4)) == 199
+        ours.flush()
+        assert ours.probe("tree") == []
+        assert shifted(ours.one(prompt, 4)) == 0
+    finally:
+        success, message, *_ = ours.engine.update_weights_from_disk(str(tiny_folder))
+        assert success, message
+    assert ours.probe("tree") == []
+    assert set(ours.one(prompt, 4)["output_ids"]) != {0}
     ours.assert_nothing_lost()
 
 

@@ -190,6 +190,43 @@ def test_many_rows_give_the_logits_of_one_plain_prefill(
     np.testing.assert_allclose([x for x, _ in a], [x for x, _ in b], rtol=0, atol=2e-4)
 
 
+def test_output_logprobs_behind_a_run_are_those_of_the_approximate_prompt(
+    ours: EngineUnderTest, documents: Documents
+) -> None:
+    prompt = documents[5][:30] + documents[0] + documents[6][:20]
+
+    def ask() -> tuple[list[tuple[float, int]], list[list[tuple[float, int]]], int, int]:
+        result = ours.one(prompt, 6, return_logprob=True, top_logprobs_num=5)
+        top = [[e[:2] for e in tops] for tops in result["meta_info"]["output_top_logprobs"]]
+        return output_logprobs(result), top, shifted(result), exact(result)
+
+    ours.one(documents[0])
+    chosen, top, reused, _ = ask()
+    assert reused == 300 - 16 and len(chosen) == len(top) == 6
+    for (value, token), best in zip(chosen, top, strict=True):
+        values = [v for v, _ in best]
+        assert len(best) == 5 and values == sorted(values, reverse=True)
+        assert np.isfinite(values).all() and max(values) <= 0 and np.exp(values).sum() <= 1 + 1e-5
+        # Greedy: the chosen token is the first.
+        assert (value, token) == tuple(best[0])
+    # On the KV that the first left, without a run: the same prompt, one token computed.
+    chosen_again, top_again, cached, from_exact = ask()
+    assert (from_exact, cached) == (30 + 16, len(prompt) - 1 - 30 - 16)
+    assert [t for _, t in chosen_again] == [t for _, t in chosen]
+    for mine, theirs in zip(top_again, top, strict=True):
+        np.testing.assert_allclose([v for v, _ in mine], [v for v, _ in theirs], rtol=0, atol=2e-4)
+    # The same plan: the same bits.
+    ours.flush()
+    ours.one(documents[0])
+    assert ask()[:3] == (chosen, top, reused)
+    # And not those of the prompt computed whole.
+    ours.flush()
+    whole, _, reused, _ = ask()
+    assert reused == 0
+    assert abs(whole[0][0] - chosen[0][0]) > 1e-3
+    ours.assert_nothing_lost()
+
+
 def test_input_logprobs_inside_a_run_are_computed(
     ours: EngineUnderTest, stock: EngineUnderTest, documents: Documents
 ) -> None:
