@@ -1,4 +1,4 @@
-"""What happens when radix_rope itself fails: the batch is computed whole, as stock SGLang would.
+"""What happens when radix_rope itself fails: SGLang goes on as if there were nothing to reuse.
 
 Counts such failures by stage and logs them, more and more rarely. Knows neither plans nor batches;
 the hooks catch, undo and go on.
@@ -54,7 +54,7 @@ class Fallbacks:
         count = self.counts[stage]
         if is_worth_a_line(count):
             logger.error(
-                "radix_rope: %s failed (%d so far); the batch is computed whole, without reuse.",
+                "radix_rope: %s failed (%d so far); SGLang goes on without it, and reuses less.",
                 stage,
                 count,
                 exc_info=error,

@@ -81,7 +81,7 @@ class Metrics:
         )
         self._fallbacks = counters(
             "fallbacks_total",
-            "Batches computed whole because radix_rope failed, by stage.",
+            "Failures of radix_rope that cost reuse only, by stage.",
             "stage",
             STAGES,
         )
@@ -91,13 +91,17 @@ class Metrics:
         self._plan_seconds = one(
             histogram,
             "plan_seconds",
-            "Time to match and plan one extend batch.",
+            "Time to match and plan one extend batch, from the pass that formed it on.",
             buckets=_SECONDS,
         )
         self._match_seconds = one(
-            counter, "match_seconds_total", "Time spent finding runs, part of the planning."
+            counter,
+            "match_seconds_total",
+            "Time spent on look-ups in cached content, for plans and for priorities.",
         )
-        self._matches = one(counter, "matches_total", "Requests whose content was looked up.")
+        self._matches = one(
+            counter, "matches_total", "Look-ups in cached content, for plans and for priorities."
+        )
         self._match_budget = one(
             counter,
             "match_budget_exhausted_total",

@@ -95,6 +95,17 @@ def test_who_cannot_reuse_does_not_wait() -> None:
     assert one_pass(server, first, behind(200)) != [first]
 
 
+def test_nobody_waits_for_what_could_not_be_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("injected")
+
+    server = Server()
+    first, second = behind(100), behind(200)
+    monkeypatch.setattr(prefilling.PrefillingPrompts, "add", fail)
+    assert one_pass(server, first, second) == [first, second]
+    assert server.cache.fallbacks.counts == {"plan": 2}
+
+
 def test_tokens_whose_log_probabilities_are_wanted_are_not_waited_for() -> None:
     server = Server()
     first, second = behind(100), behind(200, return_logprob=True, logprob_start_len=60)
