@@ -1,8 +1,9 @@
 """Routing keys from content: send a request to the worker that already holds its large blocks.
 
 Owns the choice of a key for a prompt, and of a worker for a key. May know neither SGLang nor a
-router, needs nothing but numpy, and is meant for clients: it depends on nothing but its arguments,
-so processes and machines that share no state choose alike.
+router, needs nothing but numpy and sortedcontainers (which the fingerprints' package imports), and
+is meant for clients: it depends on nothing but its arguments, so processes and machines that share
+no state choose alike.
 
 `routing_key` is a min-hash: the smallest fingerprint among all windows of a prompt. A window's
 fingerprint does not depend on where the window stands, so neither does the key, and two prompts

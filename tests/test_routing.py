@@ -111,6 +111,24 @@ def test_keys_and_workers_are_the_same_in_another_process() -> None:
     assert printed == {f"{key} {choose_worker(key, WORKERS)}\n"}
 
 
+def test_clients_need_numpy_and_sortedcontainers_only() -> None:
+    root = Path(__file__).parent.parent
+    program = (
+        "import sys; before = set(sys.modules); import radix_rope.routing;"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before}"
+        " - set(sys.stdlib_module_names))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=root,
+        env={"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert set(printed.split()) == {"radix_rope", "numpy", "sortedcontainers"}
+
+
 def test_when_a_worker_leaves_only_its_keys_move() -> None:
     keys = [routing_key([number] * 40) for number in range(600)]
     before = {key: choose_worker(key, WORKERS) for key in keys}

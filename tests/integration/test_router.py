@@ -8,11 +8,13 @@ way until all of them have been assigned.
 
 import re
 import time
+import urllib.error
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -194,23 +196,68 @@ def test_without_a_router_a_client_chooses(empty: list[Worker], documents: list[
             assert chosen.generate(prompt).shifted_tokens == turn * (LENGTH - RECOMPUTED)
 
 
+TEXT = "The canal was dug by hand in the year of the flood, and every spring it is cleaned. " * 6
+
+
+def ask_generate(front: Worker, document: list[int], fields: dict[str, object]) -> int:
+    """Ask `/generate`, where the request's own options are a sampling parameter."""
+    sampling: dict[str, object] = {"max_new_tokens": 1}
+    if "custom_params" in fields:
+        sampling["custom_params"] = fields["custom_params"]
+    others = {name: value for name, value in fields.items() if name != "custom_params"}
+    body = {"input_ids": document, "sampling_params": sampling, **others}
+    return int(front.post("/generate", body)["meta_info"]["cached_tokens"])
+
+
+def ask_completions(front: Worker, document: list[int], fields: dict[str, object]) -> int:
+    body = {"model": "x", "prompt": f"{document[0]} {TEXT}", "max_tokens": 1, **fields}
+    return _cached(front.post("/v1/completions", body))
+
+
+def ask_chat(front: Worker, document: list[int], fields: dict[str, object]) -> int:
+    messages = [{"role": "user", "content": f"{document[0]} {TEXT}"}]
+    body = {"model": "x", "messages": messages, "max_tokens": 1, **fields}
+    return _cached(front.post("/v1/chat/completions", body))
+
+
+def _cached(answer: dict[str, Any]) -> int:
+    details = answer["usage"]["prompt_tokens_details"] or {"cached_tokens": 0}
+    return int(details["cached_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("ask", "kept"),
+    [
+        (ask_generate, {"extra_key"}),
+        (ask_completions, {"custom_params", "cache_salt", "extra_key"}),
+        (ask_chat, set()),
+    ],
+)
 def test_what_the_router_passes_on(
-    start: Start, documents: list[list[int]], encode: Callable[[str], list[int]]
+    ask: Callable[..., int],
+    kept: set[str],
+    empty: list[Worker],
+    start: Start,
+    documents: list[list[int]],
 ) -> None:
     """Facts that docs/routing.md states about version 0.3.2."""
-    text = "The canal was dug by hand in the year of the flood, and every spring it is cleaned. "
+    # Both workers hold the prompt.
+    held = [ask(one, documents[0], {}) for one in empty]
+    assert max(held) < 50
+    nobody_can = {"custom_params": {"radix_rope": {"mode": "no such mode"}}}
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        ask(empty[0], documents[0], nobody_can)
     with start("round_robin") as front:
-        front.generate(documents[0], extra_key="tenant a")
-        front.generate(documents[0], extra_key="tenant a")
-        same = front.generate(documents[0], extra_key="tenant a")
-        other = front.generate(documents[0], extra_key="tenant b")
-        assert (same.exact_tokens, other.exact_tokens) == (LENGTH - 1, 0)
-        # Options in the body reach the worker with completions.
-        for salt in ("a", "a", "b", "b"):
-            body = {"model": "x", "prompt": text * 6, "max_tokens": 1, "cache_salt": salt}
-            usage = front.post("/v1/completions", body)["usage"]
-            details = usage["prompt_tokens_details"] or {"cached_tokens": 0}
-            assert details["cached_tokens"] == 0, "each salt is new to the worker it meets"
+        for name in ("extra_key", "cache_salt"):
+            for number in range(2):
+                found = ask(front, documents[0], {name: f"tenant {number}"})
+                # With a name of its own a tenant finds nothing of what another one left.
+                assert (found == 0) == (name in kept), (name, found)
+        if "custom_params" in kept:
+            with pytest.raises(urllib.error.HTTPError, match="400"):
+                ask(front, documents[0], nobody_can)
+        else:
+            assert ask(front, documents[0], nobody_can) > 50
 
 
 def prefills(one: Worker) -> int:
