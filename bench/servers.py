@@ -42,15 +42,24 @@ class Server:
         name: for messages.
         command: starts it; it must listen on `port`.
         log: where its output goes, instead of what the file held before.
+        variables: of its environment, besides those of this process.
     """
 
-    def __init__(self, name: str, command: Sequence[str], port: int, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        port: int,
+        log: Path,
+        variables: Mapping[str, str] = {},
+    ) -> None:
         """Start it; `wait_until_ready` waits for it."""
         self.name = name
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._command = list(command)
         self._log = log
+        self._variables = dict(variables)
         log.write_text("")
         self.start()
 
@@ -63,7 +72,7 @@ class Server:
                 self._command,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                env=inherited,
+                env={**inherited, **self._variables},
                 start_new_session=True,
             )
         self._ended = False

@@ -128,7 +128,9 @@ def worker(
     if layers:
         override = json.dumps({"num_hidden_layers": layers})
         options += ["--load-format", "dummy", "--json-model-override-args", override]
-    return Worker(name, sglang_command(model, port, *options), port, log)
+    # Two workers at once, each with a thread per core, would wait for each other's threads.
+    threads = {"OMP_NUM_THREADS": "1"}
+    return Worker(name, sglang_command(model, port, *options), port, log, threads)
 
 
 def router(workers: Sequence[Server], policy: str, log: Path, *options: str) -> Worker:
