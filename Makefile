@@ -66,6 +66,7 @@ serve: model ## Serve the small model with radix_rope on PORT (default 30000)
 	  --served-model-name $(MODEL) --host 127.0.0.1 --port $(PORT) --dtype float32 \
 	  --max-total-tokens 20000 --sleep-on-idle --enable-cache-report --radix-cache-impl radix_rope $(SERVE_ARGS)
 
+bench: ROUTER_ARGS += --repetitions 1
 bench: bench-serving bench-hit-rate bench-router ## All benchmarks, short (under 10 minutes on 2 cores); results in bench/results
 
 bench-serving: model ## Serving benchmark: BENCH_PRESET=short (default), claims, tiny or gpu

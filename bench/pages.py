@@ -72,7 +72,7 @@ def write_generated(page: Path, writer: str, text: str, chart: Path | None = Non
     begin, end = marks(writer)
     before, after = around_generated(page, writer)
     page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
-    if chart is not None:
+    if chart is not None and chart.resolve() != page.with_name(chart.name).resolve():
         shutil.copyfile(chart, page.with_name(chart.name))
 
 

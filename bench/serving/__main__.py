@@ -21,7 +21,7 @@ import requests
 from torch import accelerator
 from tqdm import tqdm
 
-from bench.pages import around_generated, setting_text, write_results
+from bench.pages import around_generated, setting_text, write_incomplete, write_results
 from bench.servers import (
     OUR_CACHE,
     STOCK_CACHE,
@@ -35,7 +35,7 @@ from bench.serving.client import Client, RequestError
 from bench.serving.measure import Measurement
 from bench.serving.presets import PRESETS, CellPlan, Preset
 from bench.serving.records import BASELINE, EXACT_ONLY, OURS, Cell, Load
-from bench.serving.report import as_json, as_markdown, write_docs, writer
+from bench.serving.report import as_json, as_markdown, as_records, write_docs, writer
 from bench.serving.results import checks
 from bench.serving.workloads import WORKLOADS
 from bench.serving.writer import Vocabulary
@@ -46,6 +46,11 @@ from radix_rope.models.fetch import fetch_model
 from radix_rope.quality.machine import describe_machine
 
 _SPARE_TOKENS = 1024
+_FAILURES = (FetchError, ServerError, RequestError, ValueError, requests.RequestException)
+
+
+class _IncompleteError(Exception):
+    """Measuring failed; why was printed, and what was measured is kept."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.write_docs:
             around_generated(options.write_docs, writer(options.preset))
         cells, loads, setting = _run(options)
-    except (FetchError, ServerError, RequestError, ValueError, requests.RequestException) as error:
+    except _IncompleteError:
+        return 1
+    except _FAILURES as error:
         print(f"bench.serving: {error}", file=sys.stderr)
         return 1
     setting["minutes"] = round((time.monotonic() - begin) / 60, 1)
@@ -153,9 +160,11 @@ def _run(options: argparse.Namespace) -> tuple[list[Cell], list[Load], dict[str,
                 measurement.warm_up(clients)
                 measurement.one_by_one(clients)
                 measurement.under_load(clients)
-            except BaseException:
-                _keep(options, measurement)
-                raise
+            except _FAILURES as error:
+                cells, loads = as_records(measurement.cells, measurement.loads)
+                measured = {"cells": cells, "loads": loads}
+                write_incomplete(options.output / options.name, error, measured)
+                raise _IncompleteError from error
     setting: dict[str, object] = {
         "date": date.today().isoformat(),
         "model": Path(model).name,
@@ -174,16 +183,6 @@ def _run(options: argparse.Namespace) -> tuple[list[Cell], list[Load], dict[str,
         "load average before the start": round(load_before, 2),
     }
     return measurement.cells, measurement.loads, setting
-
-
-def _keep(options: argparse.Namespace, measurement: Measurement) -> None:
-    """What was measured until something failed, as JSON; pages are left as they are."""
-    if not (measurement.cells or measurement.loads):
-        return
-    kept = options.output / f"{options.name}-incomplete.json"
-    setting: dict[str, object] = {"preset": options.preset, "incomplete": True}
-    kept.write_text(as_json(measurement.cells, measurement.loads, setting))
-    print(f"bench.serving: measured so far: {kept}", file=sys.stderr)
 
 
 def _preset(options: argparse.Namespace) -> Preset:

@@ -89,7 +89,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "claims": Preset(
         cells=_cells(CLAIMED, _SMALL, asked=(3, 3, 2), controls=3)
-        + _cells(CLAIMED, Size(4096, 95, pieces=4), Size(4096, 99), asked=(3, 2, 1), controls=2),
+        + _cells(CLAIMED, Size(4096, 95, pieces=4), Size(4096, 99), asked=(3, 2, 0), controls=2),
         loads=tuple(LoadPlan(key, _SMALL, (INFINITE,), 4, 2, 4) for key in CLAIMED),
     ),
     "gpu": Preset(

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bench.pages import markdown_table, setting_text, verdict_text, write_generated
 from bench.serving.records import BASELINE, OURS, Cell, Load
@@ -51,14 +52,23 @@ def checks_text(found: Sequence[Check]) -> str:
 
 def as_json(cells: Sequence[Cell], loads: Sequence[Load], setting: Setting) -> str:
     """Everything measured, indented. An infinite rate is written as the text `inf`."""
+    cell_records, load_records = as_records(cells, loads)
     return json.dumps(
         {
             "setting": dict(setting),
             "checks": [dataclasses.asdict(check) for check in checks(cells, loads)],
-            "cells": [dataclasses.asdict(cell) for cell in cells],
-            "loads": [{**dataclasses.asdict(load), "rate": f"{load.rate:g}"} for load in loads],
+            "cells": cell_records,
+            "loads": load_records,
         },
         indent=1,
+    )
+
+
+def as_records(cells: Sequence[Cell], loads: Sequence[Load]) -> tuple[list[Any], list[Any]]:
+    """Cells and loads as JSON takes them."""
+    return (
+        [dataclasses.asdict(cell) for cell in cells],
+        [{**dataclasses.asdict(load), "rate": f"{load.rate:g}"} for load in loads],
     )
 
 

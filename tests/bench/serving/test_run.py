@@ -74,8 +74,8 @@ def test_what_was_measured_before_a_failure_is_kept(
     page.write_text(begin := "\n".join(f"<!-- written by {PAGE}: {end} -->" for end in ENDS))
     options = ["--preset", "tiny", "--model-path", str(model_folder), "--output", str(tmp_path)]
     assert main([*options, "--logs", str(tmp_path), "--write-docs", str(page)]) == 1
-    kept = json.loads((tmp_path / "serving-tiny-incomplete.json").read_text())
-    assert kept["setting"]["incomplete"]
+    kept = json.loads((tmp_path / "serving-tiny.incomplete.json").read_text())
+    assert kept["incomplete"] == "stock: it went away"
     assert kept["cells"][0]["samples"][0]["answer"]["ttft_ms"] == 7.0
     assert page.read_text() == begin
     assert not (tmp_path / "serving-tiny.json").exists()
