@@ -12,7 +12,10 @@ from pathlib import Path
 
 from radix_rope import __version__
 from radix_rope.models.catalog import DEFAULT_MODEL, DTYPES, MODELS, cached_model_path
+from radix_rope.models.hub import model_folder
 from radix_rope.quality.scenarios import SCENARIOS
+
+_FOLDER = "model folder, or the name of a model that is in the hub's cache on this machine"
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,9 @@ def _fetch_model(arguments: argparse.Namespace) -> int:
 
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model-path", metavar="DIR", help=f"model folder (default: the fetched {DEFAULT_MODEL})"
+        "--model-path",
+        metavar="DIR",
+        help=f"{_FOLDER} (default: the fetched {DEFAULT_MODEL})",
     )
 
 
@@ -63,7 +68,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             return 1
     from radix_rope.integration.rope_specs import verify_command
 
-    return verify_command(model_path)
+    return verify_command(str(model_folder(model_path)))
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +84,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _add_model_path(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--model-path",
-        type=Path,
+        type=model_folder,
         default=cached_model_path(),
         metavar="DIR",
         help=f"{what} (default: the fetched {DEFAULT_MODEL})",
@@ -88,7 +93,7 @@ def _add_model_path(parser: argparse.ArgumentParser, what: str) -> None:
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    _add_model_path(parser, "model folder")
+    _add_model_path(parser, _FOLDER)
     add("--json", type=Path, metavar="F", help="write every measured target and the verdict")
     add("--plot", type=Path, metavar="F", help="write the chart (needs matplotlib)")
     add("--write-config", type=Path, metavar="F", help="write the options for --radix-rope-config")
@@ -133,7 +138,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    _add_model_path(parser, "model folder; only its tokenizer is read")
+    _add_model_path(parser, f"{_FOLDER}; only its tokenizer is read")
     add(
         "--donors",
         type=Path,

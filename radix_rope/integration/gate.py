@@ -7,10 +7,10 @@ verdict.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from radix_rope.config import RadixRopeConfig
+from radix_rope.models.hub import model_folder
 from radix_rope.quality.store import StoredVerdict, load_verdict
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,8 @@ class CheckRequired(ValueError):
 def check_verdict(config: RadixRopeConfig, model_path: str, dtype: str) -> None:
     """Log the model's verdict, and what of the server's options it does not cover.
 
-    model_path: the folder that is served. dtype: of the model there, as in "float32".
+    model_path: the folder that is served, or its name on the hub. dtype: of the model there, as
+    in "float32".
 
     Raises:
         CheckRequired: with `require_check`, when there is no verdict, it is not a pass, or the
@@ -33,7 +34,7 @@ def check_verdict(config: RadixRopeConfig, model_path: str, dtype: str) -> None:
     verdict: StoredVerdict | None = None
     missing: list[str] = []
     try:
-        verdict = load_verdict(Path(model_path).expanduser())
+        verdict = load_verdict(model_folder(model_path))
         said = "no verdict"
     except ValueError as error:
         said = str(error)

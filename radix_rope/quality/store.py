@@ -55,7 +55,8 @@ def model_fingerprint(folder: Path) -> str:
     if not config.is_file():
         raise FileNotFoundError(
             f"{folder} is no model folder: it has no config.json. Give the folder of a Hugging "
-            "Face model with --model-path, or run `radix-rope fetch-model` for a small one"
+            "Face model with --model-path, or its name where it was downloaded already, or run "
+            "`radix-rope fetch-model` for a small one"
         )
     digest = hashlib.sha256(config.read_bytes())
     weights = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
