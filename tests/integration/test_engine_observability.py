@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from radix_rope.config import parse_config
+from radix_rope.explain.cached import CachedRequests
+from radix_rope.explain.parts import Kind, explain
 from tests.integration.test_server import Server
 
 pytestmark = pytest.mark.engine
+
+OPTIONS = '{"explain": true, "max_generations": 1, "check_plans": true}'
+CONFIG = parse_config(OPTIONS)
 
 Documents = list[list[int]]
 
@@ -24,7 +30,7 @@ def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     server = Server(
         model_folder, log,
         "--radix-cache-impl", "radix_rope", "--enable-metrics", "--chunked-prefill-size", "512",
-        "--radix-rope-config", '{"explain": true, "max_generations": 1, "check_plans": true}',
+        "--radix-rope-config", OPTIONS,
     )  # fmt: skip
     try:
         server.wait_until_ready()
@@ -36,6 +42,18 @@ def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def generate(server: Server, prompt: list[int], rid: str, **sampling: Any) -> dict[str, Any]:
     body = {"input_ids": prompt, "rid": rid, "sampling_params": {"max_new_tokens": 2, **sampling}}
     return dict(server.post("/generate", body)["meta_info"])
+
+
+def flush(server: Server) -> None:
+    """Empty the cache; SGLang refuses while a request runs."""
+    deadline = time.monotonic() + 60
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", "/flush_cache")
+        if connection.getresponse().status == 200:
+            return
+        assert time.monotonic() < deadline, "a request runs on"
+        time.sleep(0.1)
 
 
 def metrics(server: Server) -> dict[str, float]:
@@ -144,6 +162,56 @@ def test_a_plan_is_explained_without_its_content(server: Server, documents: Docu
     assert not any(tokens in line for line in lines.values())
 
 
+def planned_in_log(server: Server, rid: str) -> tuple[int, list[list[int]], int]:
+    """Of a request in one chunk: exact prefix, runs (five numbers and left context), rows."""
+    (line,) = (
+        line
+        for line in server.log_path.read_text().splitlines()
+        if f"radix_rope plan: rid={rid} " in line
+    )
+    prefix = re.search(r"exact_prefix_tokens=(\d+)", line)
+    assert prefix
+    runs = re.findall(
+        r"\[(\d+),(\d+)\)<-\[(\d+),(\d+)\) delta=([+-]\d+) left_context_tokens=(\d+)", line
+    )
+    rows = line.rpartition("rows: ")[2].split(";")[0].count("[")
+    return int(prefix[1]), [list(map(int, run)) for run in runs], max(1, rows)
+
+
+def test_the_command_explains_what_the_server_does(server: Server, documents: Documents) -> None:
+    one, two, three, four = documents[12:16]
+    donors = {
+        "A": one + two[:120],
+        "B": three[:30] + two[120:] + three[30:],
+        "C": four[:70] + three[:150],
+    }
+    unique = documents[16]
+    prompts = {
+        "moved": unique[:23] + one + unique[23:60],
+        "behind-a-prefix": one[:140] + unique[60:75] + two[:120] + three[30:200] + unique[75:90],
+        "several": four[:70] + unique[90:99] + two[120:] + one[40:] + unique[99:110],
+        "in-place": unique[110 : 110 + 70] + three[:150] + unique[180:190],
+        "too-short": one[200:270] + unique[190:230],
+        "nothing": unique[230:],
+    }
+    for rid, prompt in prompts.items():
+        flush(server)
+        cached = CachedRequests(CONFIG.stride)
+        for name, tokens in donors.items():
+            generate(server, tokens, f"{rid}-{name}")
+            cached.add(name, tokens)
+        generate(server, prompt, rid)
+        said = explain(cached, prompt, CONFIG)
+        runs = [
+            [p.begin, p.end, o.donor_begin, o.donor_begin + len(p), o.delta, o.left_context_tokens]
+            for p in said.parts
+            if p.kind is Kind.REUSED and (o := p.origin) is not None
+        ]
+        assert (said.tokens(Kind.EXACT), runs, said.rows) == planned_in_log(server, rid), rid
+        expected_runs = {"moved": 1, "behind-a-prefix": 2, "several": 2, "in-place": 1}
+        assert len(runs) == expected_runs.get(rid, 0), rid
+
+
 def test_a_client_that_hangs_up_in_the_middle(server: Server, documents: Documents) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = {
@@ -157,12 +225,5 @@ def test_a_client_that_hangs_up_in_the_middle(server: Server, documents: Documen
     connection.close()
     # SGLang notices, aborts the request, and the scheduler is idle: only then it flushes.
     # The server's own check at idle would end it if a slot or a lock were lost.
-    deadline = time.monotonic() + 60
-    while True:
-        flush = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-        flush.request("POST", "/flush_cache")
-        if flush.getresponse().status == 200:
-            break
-        assert time.monotonic() < deadline, "the request runs on without its client"
-        time.sleep(0.5)
+    flush(server)
     assert generate(server, documents[9][:90], "alive")["cached_tokens"] == 0
