@@ -1,10 +1,13 @@
 """The masks of the CPU attention backend: what they hide, and that they stay within their bytes."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radix_rope.integration.cpu import attention
 from radix_rope.integration.cpu.masks import CausalMasks
 
 
@@ -43,3 +46,16 @@ def test_masks_stay_within_their_bytes() -> None:
         assert mask.shape == (tokens, 10 + tokens), "one that is too large is made all the same"
         assert masks.kept_bytes <= 4000
         assert (masks.get(tokens, 10, 1, None, torch.float32) is mask) == (mask.nbytes <= 4000)
+
+
+def test_a_forward_begins_without_masks() -> None:
+    kept = attention._MASKS
+    kept.get(4, 100, 3, None, torch.float32)
+    assert kept.kept_bytes
+    backend: Any = object.__new__(attention.CpuAttentionBackend)
+    backend.use_sliding_window_kv_pool = False
+    backend.init_forward_metadata(None)
+    assert not kept.kept_bytes
+    first = kept.get(4, 100, 3, None, torch.float32)
+    assert kept.get(4, 100, 3, None, torch.float32) is first
+    kept.clear()

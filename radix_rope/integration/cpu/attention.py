@@ -30,6 +30,11 @@ class CpuAttentionBackend(TorchNativeAttnBackend):  # type: ignore[misc]
     not depend on what else is in the batch: every row is one kernel call.
     """
 
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """A forward begins."""
+        _MASKS.clear()
+        super().init_forward_metadata(forward_batch)
+
     def _run_sdpa_forward_extend(
         self,
         query: torch.Tensor,

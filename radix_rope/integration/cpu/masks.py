@@ -1,4 +1,4 @@
-"""Causal masks for torch's attention, kept from one layer to the next.
+"""Causal masks for torch's attention, kept from one layer of a forward to the next.
 
 Every layer of a forward hides the same positions. Owns the tensors and the bound on their bytes;
 knows nothing of SGLang.
@@ -10,13 +10,21 @@ _Key = tuple[int, int, int, int | None, torch.dtype]
 
 
 class CausalMasks:
-    """Additive masks by shape; when they would take more than `max_bytes`, all are forgotten."""
+    """Additive masks of one forward, by shape, within `max_bytes`.
+
+    When they would take more, all are forgotten.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         """Start empty."""
         self._max_bytes = max_bytes
         self._bytes = 0
         self._kept: dict[_Key, torch.Tensor] = {}
+
+    def clear(self) -> None:
+        """Forget all masks: another forward begins, whose shapes are others."""
+        self._kept.clear()
+        self._bytes = 0
 
     @property
     def kept_bytes(self) -> int:
@@ -43,8 +51,7 @@ class CausalMasks:
         if mask.nbytes > self._max_bytes:
             return
         if self._bytes + mask.nbytes > self._max_bytes:
-            self._kept.clear()
-            self._bytes = 0
+            self.clear()
         self._kept[key] = mask
         self._bytes += mask.nbytes
 
