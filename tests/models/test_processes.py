@@ -35,8 +35,10 @@ convert.convert = hang
 
 
 def start(tiny: TinyModel, patch: str = "") -> subprocess.Popen[str]:
+    # Where pytest runs as a background job, SIGINT is ignored, and children inherit that.
+    ignore_no_more = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     return subprocess.Popen(
-        [sys.executable, "-c", FETCH.format(source=tiny.source, patch=patch)],
+        [sys.executable, "-c", ignore_no_more + FETCH.format(source=tiny.source, patch=patch)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
