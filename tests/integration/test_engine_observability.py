@@ -162,6 +162,23 @@ def test_a_plan_is_explained_without_its_content(server: Server, documents: Docu
     assert not any(tokens in line for line in lines.values())
 
 
+def test_a_client_that_hangs_up_in_the_middle(server: Server, documents: Documents) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = {
+        "input_ids": documents[9][:30] + documents[0] + documents[9][30:60],
+        "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True},
+        "stream": True,
+    }
+    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+    first = connection.getresponse().readline()
+    assert json.loads(first.removeprefix(b"data: "))["meta_info"]["cached_tokens"] > 200
+    connection.close()
+    # SGLang notices, aborts the request, and the scheduler is idle: only then it flushes.
+    # The server's own check at idle would end it if a slot or a lock were lost.
+    flush(server)
+    assert generate(server, documents[9][:90], "alive")["cached_tokens"] == 0
+
+
 def planned_in_log(server: Server, rid: str) -> tuple[int, list[list[int]], int]:
     """Of a request in one chunk: exact prefix, runs (five numbers and left context), rows."""
     (line,) = (
@@ -194,11 +211,14 @@ def test_the_command_explains_what_the_server_does(server: Server, documents: Do
         "too-short": one[200:270] + unique[190:230],
         "nothing": unique[230:],
     }
-    for rid, prompt in prompts.items():
+    for what, prompt in prompts.items():
         flush(server)
+        rid = f"explained-{what}"
         cached = CachedRequests(CONFIG.stride)
         for name, tokens in donors.items():
-            generate(server, tokens, f"{rid}-{name}")
+            # As the command takes them: each computed alone, though they share content.
+            alone = {"custom_params": {"radix_rope": {"mode": "exact"}}}
+            generate(server, tokens, f"{rid}-{name}", **alone)
             cached.add(name, tokens)
         generate(server, prompt, rid)
         said = explain(cached, prompt, CONFIG)
@@ -207,23 +227,6 @@ def test_the_command_explains_what_the_server_does(server: Server, documents: Do
             for p in said.parts
             if p.kind is Kind.REUSED and (o := p.origin) is not None
         ]
-        assert (said.tokens(Kind.EXACT), runs, said.rows) == planned_in_log(server, rid), rid
+        assert (said.tokens(Kind.EXACT), runs, said.rows) == planned_in_log(server, rid), what
         expected_runs = {"moved": 1, "behind-a-prefix": 2, "several": 2, "in-place": 1}
-        assert len(runs) == expected_runs.get(rid, 0), rid
-
-
-def test_a_client_that_hangs_up_in_the_middle(server: Server, documents: Documents) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    body = {
-        "input_ids": documents[9][:30] + documents[0] + documents[9][30:60],
-        "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True},
-        "stream": True,
-    }
-    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
-    first = connection.getresponse().readline()
-    assert json.loads(first.removeprefix(b"data: "))["meta_info"]["cached_tokens"] > 200
-    connection.close()
-    # SGLang notices, aborts the request, and the scheduler is idle: only then it flushes.
-    # The server's own check at idle would end it if a slot or a lock were lost.
-    flush(server)
-    assert generate(server, documents[9][:90], "alive")["cached_tokens"] == 0
+        assert len(runs) == expected_runs.get(what, 0), what
