@@ -49,6 +49,7 @@ def _fetch_model(arguments: argparse.Namespace) -> int:
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-path",
+        type=model_folder,
         metavar="DIR",
         help=f"{_FOLDER} (default: the fetched {DEFAULT_MODEL})",
     )
@@ -57,8 +58,8 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
 def _verify(arguments: argparse.Namespace) -> int:
     model_path = arguments.model_path
     if model_path is None:
-        model_path = str(cached_model_path())
-        if not cached_model_path().is_dir():
+        model_path = cached_model_path()
+        if not model_path.is_dir():
             print(
                 f"radix-rope verify: no model was fetched to {model_path} yet; run "
                 f"`radix-rope fetch-model {DEFAULT_MODEL}` first, or name a folder with "
@@ -68,7 +69,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             return 1
     from radix_rope.integration.rope_specs import verify_command
 
-    return verify_command(str(model_folder(model_path)))
+    return verify_command(str(model_path))
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:

@@ -49,23 +49,20 @@ _SPARE_TOKENS = 1024
 _FAILURES = (FetchError, ServerError, RequestError, ValueError, requests.RequestException)
 
 
-class _IncompleteError(Exception):
-    """Measuring failed; why was printed, and what was measured is kept."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code is 1 when a server broke, or a promise with `--strict`."""
     options = _parse(arguments)
     begin = time.monotonic()
+    cells, loads = list[Cell](), list[Load]()
     options.output.mkdir(parents=True, exist_ok=True)
     try:
         if options.write_docs:
             around_generated(options.write_docs, writer(options.preset))
-        cells, loads, setting = _run(options)
-    except _IncompleteError:
-        return 1
+        setting = _run(options, cells, loads)
     except _FAILURES as error:
-        print(f"bench.serving: {error}", file=sys.stderr)
+        cell_records, load_records = as_records(cells, loads)
+        measured = {"cells": cell_records, "loads": load_records}
+        write_incomplete(options.output / options.name, error, measured)
         return 1
     setting["minutes"] = round((time.monotonic() - begin) / 60, 1)
     _write(options, cells, loads, setting)
@@ -132,7 +129,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _run(options: argparse.Namespace) -> tuple[list[Cell], list[Load], dict[str, object]]:
+def _run(options: argparse.Namespace, cells: list[Cell], loads: list[Load]) -> dict[str, object]:
+    """Measure into `cells` and `loads`; returns the setting."""
     from transformers import AutoTokenizer
 
     model = options.model_path or str(fetch_model(DEFAULT_MODEL, None, "float32"))
@@ -156,15 +154,9 @@ def _run(options: argparse.Namespace) -> tuple[list[Cell], list[Load], dict[str,
             clients = _start(running, started, model, common, options.logs, tokenizer)
             clients += _running(options.url, tokenizer)
             backends = {client.attention_backend() for client in clients} - {None}
-            try:
-                measurement.warm_up(clients)
-                measurement.one_by_one(clients)
-                measurement.under_load(clients)
-            except _FAILURES as error:
-                cells, loads = as_records(measurement.cells, measurement.loads)
-                measured = {"cells": cells, "loads": loads}
-                write_incomplete(options.output / options.name, error, measured)
-                raise _IncompleteError from error
+            measurement.warm_up(clients)
+            measurement.one_by_one(clients, cells)
+            measurement.under_load(clients, loads)
     setting: dict[str, object] = {
         "date": date.today().isoformat(),
         "model": Path(model).name,
@@ -182,7 +174,7 @@ def _run(options: argparse.Namespace) -> tuple[list[Cell], list[Load], dict[str,
         **describe_machine(),
         "load average before the start": round(load_before, 2),
     }
-    return measurement.cells, measurement.loads, setting
+    return setting
 
 
 def _preset(options: argparse.Namespace) -> Preset:

@@ -25,10 +25,6 @@ class Measurement:
     """One run of a preset over running servers.
 
     progress: called once for every step of `steps`.
-
-    Attributes:
-        cells: those that are measured so far.
-        loads: bursts measured so far.
     """
 
     def __init__(
@@ -40,8 +36,6 @@ class Measurement:
         progress: Progress,
     ) -> None:
         """Make every workload at once, so that a size that cannot be made fails before the wait."""
-        self.cells: list[Cell] = []
-        self.loads: list[Load] = []
         self._preset = preset
         self._progress = progress
         self._seed = seed
@@ -98,15 +92,18 @@ class Measurement:
                 client.one(prompt, output_tokens=2)
             self._progress(f"{client.name}: warm")
 
-    def one_by_one(self, clients: Sequence[Client]) -> None:
-        """All cells, one request at a time."""
+    def one_by_one(self, clients: Sequence[Client], found: list[Cell]) -> None:
+        """All cells, one request at a time.
+
+        found: each is added when it was measured, so that those before a failure are kept.
+        """
         few = _without_radix_cache(clients)
         for plan, writer, fitted in self._cells:
             chosen = clients if plan.radix_cache_requests else few
-            self.cells.append(self._cell(chosen, plan, writer, fitted))
+            found.append(self._cell(chosen, plan, writer, fitted))
 
-    def under_load(self, clients: Sequence[Client]) -> None:
-        """All bursts, one server at a time; servers take turns, and who is first changes."""
+    def under_load(self, clients: Sequence[Client], found: list[Load]) -> None:
+        """All bursts, one server at a time; servers take turns. found: as in `one_by_one`."""
         clients = _without_radix_cache(clients)
         for turn, (plan, fitted) in enumerate(self._loads):
             for place, rate in enumerate(plan.rates):
@@ -116,7 +113,7 @@ class Measurement:
                     first = (place * plan.bursts + burst) * plan.requests
                     prompts = fitted.episode.requests[first : first + plan.requests]
                     for client in turn_order(clients, turn + burst):
-                        self.loads.append(self._load(client, plan, prompts, rate, burst))
+                        found.append(self._load(client, plan, prompts, rate, burst))
 
     def _cell(
         self, clients: Sequence[Client], plan: CellPlan, writer: Writer, fitted: Fitted

@@ -48,11 +48,12 @@ def measured(encode: Encode) -> tuple[Cell, list[Load], list[tuple[str, Tokens]]
     made = Measurement(preset, vocabulary, RadixRopeConfig(), 1, steps.append)
     clients: Any = [Made(name, sent) for name in NAMES]
     made.warm_up(clients)
-    made.one_by_one(clients)
-    made.under_load(clients)
+    cells, loads = list[Cell](), list[Load]()
+    made.one_by_one(clients, cells)
+    made.under_load(clients, loads)
     assert len(steps) == made.steps(len(NAMES))
-    (cell,) = made.cells
-    return cell, made.loads, sent, steps
+    (cell,) = cells
+    return cell, loads, sent, steps
 
 
 def test_every_server_gets_its_share_and_all_of_them_the_controls(measured: Any) -> None:

@@ -63,8 +63,8 @@ def test_what_was_measured_before_a_failure_is_kept(
 ) -> None:
     sample = Sample("stock", True, 0, 0, 51, Answer(7.0, 1024, 0, 0))
 
-    def one_cell(measurement: Any, clients: Any) -> None:
-        measurement.cells.append(Cell("shared_prefix", "title", 512, 75, (sample,)))
+    def one_cell(measurement: Any, clients: Any, found: list[Cell]) -> None:
+        found.append(Cell("shared_prefix", "title", 512, 75, (sample,)))
         raise command.RequestError("stock: it went away")
 
     monkeypatch.setattr(command, "_start", lambda *_: [])
