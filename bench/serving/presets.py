@@ -88,8 +88,8 @@ PRESETS: dict[str, Preset] = {
         loads=(LoadPlan("shared_prefix", _SMALL, (0.5, 2.0, INFINITE), 6, 1, 4),),
     ),
     "claims": Preset(
-        cells=_cells(CLAIMED, _SMALL, asked=(3, 3, 2), controls=3)
-        + _cells(CLAIMED, Size(4096, 95, pieces=4), Size(4096, 99), asked=(3, 2, 0), controls=2),
+        cells=_cells(CLAIMED, _SMALL, asked=(6, 4, 3), controls=2)
+        + _cells(CLAIMED, Size(4096, 95, pieces=4), Size(4096, 99), asked=(6, 2, 0), controls=1),
         loads=tuple(LoadPlan(key, _SMALL, (INFINITE,), 4, 2, 4) for key in CLAIMED),
     ),
     "gpu": Preset(

@@ -38,6 +38,9 @@ CACHED_TOKENS_DETAILS = (
     ".SchedulerOutputStreamer.get_cached_tokens_details"
 )
 
+# Replaced by the CPU platform alone, whatever cache is used.
+LINEAR = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
+
 # Every function that takes part in serving; wrapped when a cache is built.
 SERVING_PATH = (
     ADD_REQUEST,
@@ -142,6 +145,18 @@ def hook(target: str, wrapper: Callable[..., Any]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(target, wrapper, HookType.AROUND)
+
+
+def hook_now(target: str, wrapper: Callable[..., Any]) -> None:
+    """Wrap `target` after SGLang has applied its plugins' hooks; safe to call again.
+
+    Where it cannot be wrapped SGLang logs it and goes on as it is.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    if target not in HookRegistry._patched:
+        hook(target, wrapper)
+        HookRegistry.apply_hooks()
 
 
 def step_of(target: str) -> Callable[..., Any] | None:

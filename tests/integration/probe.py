@@ -327,21 +327,20 @@ def compute_row_by_row(scheduler: Any, on: bool) -> None:
     Matrix products round differently for other numbers of rows, so the same token can differ in
     its last bits with the length of a cached prefix. With this on, equal KV gives equal bits.
     """
-    import torch.nn.functional as functional
-
     from radix_rope.integration.cpu import attention
+    from radix_rope.integration.cpu import linear as layers
 
     if not on:
-        functional.linear, torch.matmul = _PLAIN.pop("linear"), _PLAIN.pop("matmul")
+        layers.linear, torch.matmul = _PLAIN.pop("linear"), _PLAIN.pop("matmul")
         attention._attend = _PLAIN.pop("attend")
         return
-    linear = _PLAIN["linear"] = functional.linear
+    linear = _PLAIN["linear"] = layers.linear
     matmul = _PLAIN["matmul"] = torch.matmul
     attend = _PLAIN["attend"] = attention._attend
 
     def in_blocks(product: Any, x: Any, *args: Any) -> Any:
         """A product of fixed shape for every 64 rows."""
-        padded = functional.pad(x, (0, 0, 0, -len(x) % 64))
+        padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % 64))
         return torch.cat([product(part, *args) for part in padded.split(64)])[: len(x)]
 
     def linear_in_blocks(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -365,7 +364,7 @@ def compute_row_by_row(scheduler: Any, on: bool) -> None:
             ]
         )
 
-    functional.linear, torch.matmul = linear_in_blocks, matmul_in_blocks
+    layers.linear, torch.matmul = linear_in_blocks, matmul_in_blocks
     attention._attend = one_query
 
 

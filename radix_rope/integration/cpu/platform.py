@@ -45,10 +45,11 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         return "eager"
 
     def init_backend(self) -> None:
-        """Register the attention backend in every worker process."""
-        from radix_rope.integration.cpu.attention import register
+        """Register the attention backend and the linear layers in every worker process."""
+        from radix_rope.integration.cpu import attention, linear
 
-        register()
+        attention.register()
+        linear.register()
 
     def get_torch_profiler_activity_str(self) -> str:
         """Name of the profiler activity."""
