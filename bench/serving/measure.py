@@ -20,6 +20,9 @@ from radix_rope.config import RadixRopeConfig
 
 Progress = Callable[[str], None]
 
+_WARM_REQUESTS = 3
+"""The first few of a kind are slower, though everything is compiled after one."""
+
 
 class Measurement:
     """One run of a preset over running servers.
@@ -53,7 +56,7 @@ class Measurement:
             self._loads.append((plan, fitted))
         first = preset.cells[0]
         self._warm_writer = Writer(vocabulary, seed * 1000 + 999)
-        self._warm = _fitted(first, self._warm_writer, 1, config, sequential=False)
+        self._warm = _fitted(first, self._warm_writer, _WARM_REQUESTS, config, sequential=False)
 
     def steps(self, servers: int) -> int:
         """How often `progress` will be called; stock's `RadixCache` is one of the servers."""
@@ -87,7 +90,7 @@ class Measurement:
             for prompt in (
                 *episode.donors,
                 *episode.requests,
-                self._warm.control(self._warm_writer, 0, 0),
+                *(self._warm.control(self._warm_writer, i, 0) for i in range(_WARM_REQUESTS)),
             ):
                 client.one(prompt, output_tokens=2)
             self._progress(f"{client.name}: warm")
@@ -138,7 +141,7 @@ class Measurement:
 
         for i, prompt in enumerate(fitted.episode.requests):
             for client in turn_order(clients, i):
-                if i < _asked(client, plan):
+                if i in _asked(client, plan):
                     send(client, prompt, True, i, 0)
             for repeat in range(plan.controls):
                 control = fitted.control(writer, i, repeat)
@@ -188,11 +191,12 @@ def _fitted(
     return fit(workload, writer, plan.size, requests, config, sequential=sequential)
 
 
-def _asked(client: Client, plan: CellPlan) -> int:
-    """How many of the shifted requests a server gets, from the first."""
-    return {OURS: plan.requests, EXACT_ONLY: plan.radix_cache_requests}.get(
+def _asked(client: Client, plan: CellPlan) -> set[int]:
+    """The shifted requests a server gets: spread, for the later turns of a session are longer."""
+    count = {OURS: plan.requests, EXACT_ONLY: plan.radix_cache_requests}.get(
         client.name, plan.stock_requests
     )
+    return {(2 * k + 1) * plan.requests // (2 * count) for k in range(count)}
 
 
 def _without_radix_cache(clients: Sequence[Client]) -> Sequence[Client]:

@@ -22,7 +22,7 @@ class CellPlan:
         workload: a key of `WORKLOADS`.
         size: length and reusable share.
         requests: shifted requests that radix_rope answers.
-        stock_requests: how many of them, from the first, stock SGLang and other servers answer.
+        stock_requests: how many of them, spread evenly, stock SGLang and other servers answer.
             Their prefill is long, so it takes most of a run and varies little.
         radix_cache_requests: the same for stock SGLang with its second tree; 0 leaves it out of
             the cell. Nothing but its speed at prefix hits differs from the default tree.
@@ -88,7 +88,7 @@ PRESETS: dict[str, Preset] = {
         loads=(LoadPlan("shared_prefix", _SMALL, (0.5, 2.0, INFINITE), 6, 1, 4),),
     ),
     "claims": Preset(
-        cells=_cells(CLAIMED, _SMALL, asked=(6, 4, 3), controls=2)
+        cells=_cells(CLAIMED, _SMALL, asked=(6, 4, 3), controls=3)
         + _cells(CLAIMED, Size(4096, 95, pieces=4), Size(4096, 99), asked=(6, 2, 0), controls=1),
         loads=tuple(LoadPlan(key, _SMALL, (INFINITE,), 4, 2, 4) for key in CLAIMED),
     ),

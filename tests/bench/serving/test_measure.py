@@ -61,6 +61,11 @@ def test_every_server_gets_its_share_and_all_of_them_the_controls(measured: Any)
     asked = Counter((s.server, s.shifted) for s in cell.samples)
     assert [asked[name, True] for name in NAMES] == [2, 1, 3]
     assert [asked[name, False] for name in NAMES] == [6, 6, 6]
+    # Not the first ones: those of a session are shorter.
+    got = {
+        name: [s.request for s in cell.samples if s.shifted and s.server == name] for name in NAMES
+    }
+    assert [got[name] for name in NAMES] == [[0, 2], [1], [0, 1, 2]]
     firsts = [s.server for s in cell.samples if s.shifted and s.request == 0][:1]
     firsts += [s.server for s in cell.samples if s.shifted and s.request == 1][:1]
     assert len(set(firsts)) == 2, "another server is first"
