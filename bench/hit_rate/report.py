@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from textwrap import fill
 
@@ -165,9 +166,9 @@ def draw(results: Results, path: Path) -> None:
     for side, shift in ((results.stock, -0.2), (results.ours, 0.2)):
         left = [0.0] * len(places)
         for colour, share in (
-            (_EXACT, lambda tokens: tokens.read),
-            (_SHIFTED, lambda tokens: tokens.shifted),
-            (_COMPUTED, lambda tokens: tokens.computed),
+            (_EXACT, attrgetter("read")),
+            (_SHIFTED, attrgetter("shifted")),
+            (_COMPUTED, attrgetter("computed")),
         ):
             widths = [100 * share(case.tokens) / case.tokens.sent for case in side.cases]
             at = [place + shift for place in places]

@@ -117,12 +117,11 @@ class Caches:
         tokens = array("q", request.tobytes())
         _match(self.stock, tokens)
         _match(self.ours, tokens)
-        sides = [
-            lambda: stock(lambda: _match(self.stock, tokens)),
-            lambda: ours(lambda: self._match_and_plan(tokens)),
-        ]
-        answers = [side() for side in (sides if stock_first else sides[::-1])]
-        matched, (prefix, plan) = answers if stock_first else answers[::-1]
+        if stock_first:
+            matched = stock(lambda: _match(self.stock, tokens))
+        prefix, plan = ours(lambda: self._match_and_plan(tokens))
+        if not stock_first:
+            matched = stock(lambda: _match(self.stock, tokens))
         assert matched == prefix
         return prefix + (plan.reused_tokens if plan is not None else 0)
 

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.router.workloads import Ids, Size, workloads
+from bench.hit_rate.workloads import Ids
+from bench.router.workloads import Size, workloads
 from bench.workers import Answer, Worker, router
 from radix_rope.routing import HEADER, RoutingMemory, routing_key
 
