@@ -46,7 +46,7 @@ def padded_rows(rows: int) -> int:
     oneDNN compiles a kernel for every number of rows that it meets, which takes a millisecond and
     some hundred KiB each; eight sizes between two powers of two bound both.
     """
-    step = max(4, 1 << max(0, rows.bit_length() - 4))
+    step = max(4, (1 << rows.bit_length()) >> 4)
     # One row would be another kernel, which adds in another order than all others.
     return 2 if rows <= 2 else -(-rows // step) * step
 
@@ -61,11 +61,10 @@ def register() -> None:
 def _apply(
     original: Any,
     method: Any,
-    layer: torch.nn.Module,
+    layer: Any,
     x: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    weight: torch.Tensor = layer.weight  # type: ignore[assignment]
-    if takes(x, weight, bias):
-        return linear(x, weight, bias)
+    if takes(x, layer.weight, bias):
+        return linear(x, layer.weight, bias)
     return original(method, layer, x, bias)  # type: ignore[no-any-return]
